@@ -1,0 +1,33 @@
+"""The surface that plugins import, and the only one. Importing it does not import torch;
+`inferplane.api.ops`, `inferplane.api.model` do, and belong inside a plugin's hooks.
+"""
+
+from inferplane.api.comm import Communicator, ProcessGroup, SoloCommunicator
+from inferplane.api.device import (
+    CapabilitySet,
+    DeviceDescriptor,
+    DeviceRuntime,
+    MemoryInfo,
+    Supported,
+    Unsupported,
+)
+from inferplane.api.hookspecs import CommandSpec, hookimpl
+from inferplane.api.manifest import API_VERSION, PluginManifest
+from inferplane.api.platform import Platform
+
+__all__ = [
+    "API_VERSION",
+    "CapabilitySet",
+    "CommandSpec",
+    "Communicator",
+    "DeviceDescriptor",
+    "DeviceRuntime",
+    "MemoryInfo",
+    "Platform",
+    "PluginManifest",
+    "ProcessGroup",
+    "SoloCommunicator",
+    "Supported",
+    "Unsupported",
+    "hookimpl",
+]

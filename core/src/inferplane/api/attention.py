@@ -1,0 +1,94 @@
+"""The attention contract: a backend owns the layout of its KV tensors and computes over them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from inferplane.api.kv import KVCacheSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """One attention layer on this rank, as a backend needs to know it."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor on q·k before the softmax."""
+    spec: KVCacheSpec
+
+
+@dataclass(kw_only=True)
+class AttentionInputs:
+    """What a step looks like to the layers of one KV group. Filled by the runner, read by `build_metadata`.
+
+    Requests lie one after another in the token dimension; request i owns the rows
+    ``query_start[i]`` to ``query_start[i + 1]`` of q, k and v, which are the tokens
+    ``seq_lens[i] - query_len(i)`` to ``seq_lens[i]`` of its sequence. Attention is causal.
+    """
+
+    num_reqs: int
+    num_tokens: int
+    query_lens_host: list[int]
+    seq_lens_host: list[int]
+    """Tokens in the cache after this step's are stored, per request."""
+    query_start: torch.Tensor
+    """[num_reqs + 1] int32, on the device."""
+    seq_lens: torch.Tensor
+    """[num_reqs] int32, on the device."""
+    block_table: torch.Tensor
+    """[num_reqs, max_num_blocks] int32, on the device; entries past a request's blocks are unspecified but valid ids."""
+    slot_mapping: torch.Tensor
+    """[num_tokens] int64, on the device: ``block_id * block_size + offset`` of each token of this step."""
+    block_size: int
+
+
+class AttentionBackend(ABC):
+    """Stores keys and values of a step and attends over all that is stored. One instance serves all layers of a group."""
+
+    name: ClassVar[str]
+    priority: ClassVar[int] = 0
+    """Among backends that support a layer the highest wins."""
+    preferred_block_size: ClassVar[int] = 16
+
+    @classmethod
+    @abstractmethod
+    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
+        """None when the backend can serve the layer, block size included; else why not, for ``plugins explain``."""
+
+    @classmethod
+    @abstractmethod
+    def allocate_kv(
+        cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The KV tensor of one layer, in the backend's own layout; ``layer.spec.block_bytes * num_blocks`` bytes.
+
+        It may be uninitialised: a slot is written before it is read.
+        """
+
+    def build_metadata(self, inputs: AttentionInputs) -> Any:
+        """Once a step and KV group, before the layers run. Whatever it returns goes to `forward` as is."""
+        return inputs
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        """Stores k and v, then attends.
+
+        Shapes: ``q: [num_tokens, num_heads, head_dim]``, ``k, v: [num_tokens, num_kv_heads, head_dim]``, ``kv`` as
+        from `allocate_kv`. Returns ``[num_tokens, num_heads, head_dim]`` in q's dtype. q, k and v are not changed.
+        """

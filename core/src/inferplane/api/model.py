@@ -1,0 +1,79 @@
+"""What a model is built from and what it is called with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionLayer
+from inferplane.api.comm import Communicator
+from inferplane.api.linear import LinearKernel, LinearShape
+from inferplane.api.ops import OpTable
+
+if TYPE_CHECKING:
+    from inferplane.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Everything that a model's layers ask for when they are made. The choices are made once, here."""
+
+    config: EngineConfig
+    ops: OpTable
+    comm: Communicator
+    device: torch.device
+    dtype: torch.dtype
+    choose_linear: Callable[[LinearShape], type[LinearKernel]]
+    choose_attention: Callable[[AttentionLayer], AttentionBackend]
+    """One instance for all layers that it serves."""
+
+    @property
+    def hf_config(self) -> Mapping[str, Any]:
+        return self.config.model.hf_config
+
+
+@dataclass(kw_only=True)
+class ForwardBatch:
+    """One step on the device. Passed to every layer that needs it; nothing is global."""
+
+    token_ids: torch.Tensor
+    """[num_tokens] int64"""
+    positions: torch.Tensor
+    """[num_tokens] int64"""
+    logits_rows: torch.Tensor
+    """[num_logits] int64: rows of the hidden states whose logits are wanted."""
+    kv: Mapping[str, torch.Tensor]
+    """KV tensor of each attention layer by name."""
+    metadata: Mapping[str, Any]
+    """What the layer's backend built for this step, by layer name (one object for all layers of a group)."""
+
+
+class Model(torch.nn.Module, ABC):
+    """A model on one rank. Built with empty weights on ``ctx.device``, then `load_weights`, then run."""
+
+    @abstractmethod
+    def __init__(self, ctx: BuildContext, prefix: str = "") -> None:
+        super().__init__()
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states ``[num_tokens, hidden_size]`` after the final norm."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, hidden_size] -> [n, vocab_size]`` over the whole vocabulary on every rank; any float dtype."""
+
+    @abstractmethod
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes a checkpoint's tensors by their Hugging Face names, in any order, shards them, and packs them.
+
+        Raises `ModelLoadError` naming every tensor that is missing, unexpected or of the wrong shape.
+        """
+
+    @abstractmethod
+    def attention_layers(self) -> list[AttentionLayer]:
+        """In execution order; their specs decide the KV groups."""

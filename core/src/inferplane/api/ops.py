@@ -1,0 +1,147 @@
+"""Ops: one signature, one reference body, many providers.
+
+A layer calls ``ops.rms_norm(...)`` on the `OpTable` that was resolved for the model; it never knows whose it is.
+The functions below are the references: plain torch, right before fast, and what runs when nobody provides better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from inferplane.api.device import DeviceDescriptor
+
+Tolerance = tuple[float, float]
+"""(relative, absolute) distance from the reference computed in float64."""
+
+DEFAULT_TOLERANCES: Mapping[torch.dtype, Tolerance] = {
+    torch.float32: (1e-5, 1e-5),
+    torch.bfloat16: (2e-2, 2e-2),
+    torch.float16: (3e-3, 3e-3),
+}
+
+
+@dataclass(frozen=True)
+class Op:
+    """A declared op. ``example_inputs(generator, dtype)`` makes the arguments of one test case."""
+
+    name: str
+    reference: Callable[..., Any]
+    example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]]
+    tolerances: Mapping[torch.dtype, Tolerance] = field(default_factory=lambda: DEFAULT_TOLERANCES)
+
+
+@dataclass(frozen=True)
+class OpQuery:
+    """What a provider is told when it is asked whether it supports an op."""
+
+    device: DeviceDescriptor
+    dtype: torch.dtype
+
+
+def _always(query: OpQuery) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """A plugin's implementation of a declared op. Same signature and aliasing rules as the reference."""
+
+    op: str
+    fn: Callable[..., Any]
+    provider: str
+    unsupported_reason: Callable[[OpQuery], str | None] = _always
+    """None when it can serve the query, else why not, for ``plugins explain``."""
+    priority: int = 0
+
+
+class OpTable:
+    """The resolved ops as attributes; frozen once made, so that hot code may keep the functions."""
+
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    silu_and_mul: Callable[..., torch.Tensor]
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        if missing := OPS.keys() - functions.keys():
+            raise ValueError(f"op table lacks {sorted(missing)}")
+        for name, fn in functions.items():
+            object.__setattr__(self, name, fn)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"the op table is frozen; provide {name!r} through the op_implementations hook")
+
+
+OPS: dict[str, Op] = {}
+"""Every declared op by name."""
+
+
+def _op(example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]]):
+    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+        OPS[reference.__name__] = Op(reference.__name__, reference, example_inputs)
+        return reference
+
+    return declare
+
+
+def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+@_op(lambda g, dtype: (_randn(g, dtype, 7, 96), _randn(g, dtype, 96), 1e-6))
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension (arXiv:1910.07467), computed in float32.
+
+    ``x: [..., dim]``, ``weight: [dim]``. Returns a new tensor like x.
+    """
+    wide = x.float() if x.dtype != torch.float64 else x
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+@_op(lambda g, dtype: (_randn(g, dtype, 7, 96), _randn(g, dtype, 7, 96), _randn(g, dtype, 96), 1e-6))
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``s = x + residual``; returns ``(rms_norm(s), s)``. May reuse the memory of x and residual for the results."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def _rotary_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    positions = torch.randint(0, 32, (7,), generator=g)
+    angles = torch.randn(32, 8, generator=g)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    return _randn(g, dtype, 7, 4, 24), _randn(g, dtype, 7, 2, 24), positions, table
+
+
+@_op(_rotary_inputs)
+def rotary(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary position embedding (arXiv:2104.09864), half-split pairing, over the first ``rotary_dim`` of each head.
+
+    ``q: [num_tokens, num_heads, head_dim]``, ``k: [num_tokens, num_kv_heads, head_dim]``, ``positions: [num_tokens]``
+    int64, ``cos_sin: [max_positions, rotary_dim]`` float32 with cosines in the first half. Computed in the inputs'
+    dtype after the table is cast to it. May work in place; the result is what counts.
+    """
+    half = cos_sin.shape[-1] // 2
+    cos, sin = cos_sin[positions].to(q.dtype).unsqueeze(1).split(half, dim=-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+@_op(lambda g, dtype: (_randn(g, dtype, 7, 2 * 48),))
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of ``gate_up: [..., 2 * dim]`` with the gate in the first half. Returns ``[..., dim]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

@@ -1,0 +1,41 @@
+"""A platform: what one plugin answers for its own devices. Importing its module must not import torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from inferplane.api.comm import Communicator, ProcessGroup
+    from inferplane.api.device import DeviceDescriptor, DeviceRuntime
+    from inferplane.api.worker import Worker
+    from inferplane.config import EngineArgs, EngineConfig
+
+
+class Platform(ABC):
+    """Made by the `create_platform` hook for the selected device, in the front end and in each worker."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def config_defaults(self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str) -> Mapping[str, Any]:
+        """Values for the arguments that the user left open. Keys are fields of `EngineArgs`.
+
+        ``dtype`` (asked as "auto"), ``block_size``, ``max_num_seqs`` and ``max_num_batched_tokens`` must be among
+        them; values for arguments that the user set are ignored. ``checkpoint_dtype`` is what the weights are stored in.
+        """
+
+    def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
+        """Raises `ConfigError` for what this device cannot do. Before weights are loaded."""
+        return
+
+    @abstractmethod
+    def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime: ...
+
+    @abstractmethod
+    def worker_class(self) -> type[Worker]: ...
+
+    @abstractmethod
+    def communicator(self, group: ProcessGroup, runtime: DeviceRuntime) -> Communicator:
+        """Joins the group; blocks until every rank has. Only called for a world size above 1."""

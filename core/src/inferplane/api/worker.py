@@ -1,0 +1,80 @@
+"""The worker: one rank of one model on one device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inferplane.api.comm import ProcessGroup
+from inferplane.api.device import DeviceDescriptor
+from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+
+if TYPE_CHECKING:
+    from inferplane.api.platform import Platform
+    from inferplane.config import EngineConfig
+    from inferplane.plan import StepPlan, StepResult
+    from inferplane.plugins import PluginSet
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What a worker is made from; the same on every rank but for ``group.rank``."""
+
+    config: EngineConfig
+    platform: Platform
+    device: DeviceDescriptor
+    plugins: PluginSet
+    group: ProcessGroup
+
+
+class Worker(ABC):
+    """Executes plans. Calls come from one thread, in the order of the methods here.
+
+    `inferplane.api.worker.ModelWorker` is the whole of it over the core's runner; a platform's worker class usually
+    derives from that and overrides what its device does differently.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def set_up(self) -> None:
+        """Takes the device and joins the process group."""
+
+    @abstractmethod
+    def load_model(self) -> None: ...
+
+    @abstractmethod
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """What each attention layer keeps, by layer name."""
+
+    @abstractmethod
+    def available_kv_bytes(self) -> int:
+        """Memory that may go to the KV cache: what is left once the largest step has been accounted for."""
+
+    @abstractmethod
+    def init_kv_cache(self, kv_config: KVCacheConfig) -> None: ...
+
+    def warm_up(self) -> None:
+        """Whatever makes the first real step as fast as the next (capture, compilation, packing)."""
+        return
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> None:
+        """Applies the plan to the batch and runs the model up to the logits."""
+
+    @abstractmethod
+    def sample(self) -> StepResult:
+        """Of the plan executed last. A call of its own, so that a mask or drafts can come between."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+def __getattr__(name: str):
+    if name == "ModelWorker":  # imports torch, which a plugin module must not do
+        from inferplane.runner.worker import ModelWorker
+
+        return ModelWorker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The ``inferplane`` command. Sub-commands are imported only when they run, so that help is instant."""

@@ -1,0 +1,86 @@
+"""Command-line options made from the fields of `EngineArgs`, and commands whose help shows them in groups."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any
+
+import click
+
+from inferplane.config.args import EngineArgs
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+class ByteSize(click.ParamType):
+    """``1073741824``, ``512MiB``, ``1.5GiB``."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", value.strip().lower())
+        if not match or match[2] not in _UNITS:
+            self.fail(f"{value!r} is no size; write bytes or a number with KiB, MiB or GiB", param, ctx)
+        try:
+            return int(float(match[1]) * _UNITS[match[2]])
+        except ValueError:
+            self.fail(f"{value!r} is no number", param, ctx)
+
+
+class GroupedOption(click.Option):
+    """An option with the heading under which help lists it."""
+
+    def __init__(self, *args: Any, group: str = "General", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options under the headings of their groups, in order of first appearance."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                sections.setdefault(getattr(param, "group", "General"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the MODEL argument and one option for each engine setting; it receives ``engine_args``."""
+    engine_fields = [f for f in fields(EngineArgs) if f.name != "model"]
+
+    @functools.wraps(command)
+    def with_engine_args(*args: Any, **kwargs: Any) -> Any:
+        values = {f.name: kwargs.pop(f.name) for f in engine_fields}
+        return command(*args, engine_args=EngineArgs(model=kwargs.pop("model"), **values), **kwargs)
+
+    for engine_field in reversed(engine_fields):
+        with_engine_args = _option(engine_field)(with_engine_args)
+    return click.argument("model", required=False, metavar="[MODEL]")(with_engine_args)
+
+
+def _option(engine_field: Field[Any]) -> Callable[..., Any]:
+    cli = dict(engine_field.metadata)
+    name, default = engine_field.name, engine_field.default
+    flag = "--" + name.replace("_", "-")
+    settings: dict[str, Any] = {"cls": GroupedOption, "group": cli["group"], "help": cli["help"], "default": default}
+    if default is True:
+        off = "--no-" + name.removeprefix("enable_").replace("_", "-")
+        return click.option(off, name, flag_value=False, **{**settings, "help": f"Turn off: {cli['help'].lower()}"})
+    if default is False:
+        return click.option(flag, name, is_flag=True, **settings)
+    if choices := cli.get("choices"):
+        settings["type"] = click.Choice(choices)
+    elif cli.get("type") == "bytes":
+        settings["type"] = ByteSize()
+    else:
+        settings["type"] = int if "int" in str(engine_field.type) else str
+    return click.option(flag, name, show_default=default is not None, **settings)

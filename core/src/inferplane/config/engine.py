@@ -1,0 +1,94 @@
+"""The resolved configuration. Built once by `inferplane.config.resolve.resolve`, then read-only everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be honoured. ``option`` is the name of the argument at fault."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    model: str
+    """As the user wrote it."""
+    path: str
+    """The folder or file on this machine."""
+    hf_config: dict[str, Any]
+    architecture: str
+    dtype: str
+    """One of `DTYPES`: weights, activations and KV unless something says otherwise."""
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    is_max_model_len_explicit: bool = False
+    """Whether the user asked for this length (then not fitting is an error) or it came from the model."""
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    load_format: str = "auto"
+    """``auto`` reads the checkpoint; ``dummy`` draws random weights, for benchmarks."""
+    trust_remote_code: bool = False
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    block_size: int = 16
+    """Tokens per KV block."""
+    kv_cache_bytes: int | None = None
+    """None: sized from the memory that is really available."""
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step."""
+    policy: str = "fcfs"
+    max_num_waiting: int | None = None
+    """Requests that may wait before new ones are turned away; None for no limit."""
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    tensor_parallel_size: int = 1
+    executor: str = "auto"
+    """``local`` runs the worker in the engine's process; ``multiprocess`` gives each rank its own;
+    ``auto`` picks by the world size."""
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    platform: str
+    """Name of the platform plugin that serves the device."""
+    index: int = 0
+    num_threads: int | None = None
+    """Host threads of each worker; None lets the platform decide."""
+    attention_backend: str | None = None
+    """None: the best that supports the model."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: ModelConfig
+    device: DeviceConfig
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    seed: int = 0

@@ -1,0 +1,142 @@
+"""From what the user wrote to what the engine runs: `resolve` fills every open setting once, or says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from inferplane.config.args import EngineArgs
+from inferplane.config.engine import (
+    DTYPES,
+    CacheConfig,
+    ConfigError,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+
+if TYPE_CHECKING:
+    from inferplane.plugins import PluginSet
+
+
+def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> EngineConfig:
+    """The configuration that ``args`` asks for on this machine. Imports no torch and loads no weights.
+
+    Raises `ConfigError` (a setting), `ModelLoadError` (the checkpoint) or `PluginError` (the device).
+    """
+    from inferplane.models.loader import open_checkpoint
+    from inferplane.models.source import resolve_model
+
+    _check_numbers(args)
+    device = plugins.select_device(args.device)
+    platform = plugins.platform(device)
+    source = resolve_model(args.model, revision=args.revision, progress=progress)
+    hf_config = open_checkpoint(source).hf_config
+    checkpoint_dtype = _checkpoint_dtype(hf_config)
+    args = _with_defaults(args, platform.config_defaults(args, device, checkpoint_dtype))
+    config = EngineConfig(
+        model=_model_config(args, str(source.path), hf_config, plugins),
+        device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
+        load=LoadConfig(args.load_format, args.trust_remote_code, progress),
+        cache=CacheConfig(args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching),
+        scheduler=SchedulerConfig(
+            args.max_num_seqs or 256,
+            args.max_num_batched_tokens or 2048,
+            args.scheduler_policy,
+            args.max_num_waiting,
+        ),
+        parallel=ParallelConfig(args.tensor_parallel_size, args.executor),
+        seed=args.seed,
+    )
+    _check_combination(config, plugins)
+    platform.validate_config(config, device)
+    return config
+
+
+def _with_defaults(args: EngineArgs, defaults: Mapping[str, Any]) -> EngineArgs:
+    names = {f.name for f in fields(args)}
+    if unknown := defaults.keys() - names:
+        raise ConfigError("device", f"the platform gave defaults for unknown settings: {sorted(unknown)}")
+    return replace(args, **{k: v for k, v in defaults.items() if getattr(args, k) in (None, "auto")})
+
+
+def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugins: PluginSet) -> ModelConfig:
+    from inferplane.models.registry import resolve_architecture
+
+    architecture = resolve_architecture(hf_config, plugins.models())
+    if args.dtype not in DTYPES:
+        raise ConfigError("dtype", f"dtype must be auto or one of {', '.join(DTYPES)}, got {args.dtype!r}")
+    return ModelConfig(
+        model=args.model or "demo",
+        path=path,
+        hf_config=hf_config,
+        architecture=architecture,
+        dtype=args.dtype,
+        max_model_len=_max_model_len(args.max_model_len, hf_config),
+        vocab_size=int(hf_config["vocab_size"]),
+        is_max_model_len_explicit=args.max_model_len is not None,
+    )
+
+
+def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:
+    stored = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    return stored if stored in DTYPES else "bfloat16"
+
+
+def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
+    from inferplane.models.rope_config import max_model_len
+
+    trained = max_model_len(hf_config)
+    if asked is not None and trained is not None and asked > trained:
+        raise ConfigError(
+            "max_model_len", f"max_model_len is {asked}, but the model has positions for {trained} tokens only"
+        )
+    return asked or trained or 2048
+
+
+def _check_numbers(args: EngineArgs) -> None:
+    at_least_one = (
+        "max_model_len",
+        "num_threads",
+        "tensor_parallel_size",
+        "block_size",
+        "kv_cache_bytes",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_waiting",
+    )
+    for name in at_least_one:
+        value = getattr(args, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(name, f"{name} must be a whole number of at least 1, got {value!r}")
+    for name, choices in (("load_format", ("auto", "dummy")), ("executor", ("auto", "local", "multiprocess"))):
+        if getattr(args, name) not in choices:
+            raise ConfigError(name, f"{name} must be one of {', '.join(choices)}, got {getattr(args, name)!r}")
+
+
+def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
+    ranks = config.parallel.tensor_parallel_size
+    num_heads = config.model.hf_config.get("num_attention_heads")
+    if num_heads and num_heads % ranks:
+        raise ConfigError(
+            "tensor_parallel_size",
+            f"the model's {num_heads} attention heads do not divide over {ranks} ranks; use a divisor of {num_heads}",
+        )
+    if config.parallel.executor == "local" and ranks > 1:
+        raise ConfigError("executor", f"executor local runs one rank, but tensor_parallel_size is {ranks}")
+    scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise ConfigError(
+            "max_num_batched_tokens",
+            f"max_num_batched_tokens ({scheduler.max_num_batched_tokens}) is below max_num_seqs "
+            f"({scheduler.max_num_seqs}): not every running request would get a token in each step",
+        )
+    policies = {"fcfs", "priority", *plugins.scheduler_policies()}
+    if scheduler.policy not in policies:
+        raise ConfigError(
+            "scheduler_policy", f"unknown scheduler policy {scheduler.policy!r}; there are {', '.join(sorted(policies))}"
+        )

@@ -1,0 +1,207 @@
+"""What a caller asks for: sampling parameters and the request that carries them to the engine.
+
+Free of torch, so that the front end, the scheduler and the tests stay light. Everything here crosses
+processes as msgpack.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+MAX_SEED = 2**63 - 1
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+MAX_TEMPERATURE = 100.0
+MIN_TEMPERATURE = 1e-5
+"""Temperatures under this one are greedy: dividing logits by them could only overflow."""
+
+
+class ParameterError(ValueError):
+    """A sampling parameter out of range. ``param`` is the name of the field, for the API's error body."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose the tokens of one request. Names and meanings are those of the field.
+
+    Raises `ParameterError` naming the field for any value out of range.
+    """
+
+    n: int = 1
+    """Number of completions of the prompt."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 (and -1, which callers of other servers send) keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output, as in the CTRL paper (arXiv:1909.05858)."""
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    """No end of sequence and no stop token before this many output tokens."""
+    max_tokens: int | None = 16
+    """None: as many as the context has room for."""
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Log-probabilities of this many best tokens (and of the chosen one) for each output token."""
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits before anything else; -100 bans a token, +100 forces it."""
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool = True
+    logits_processors: dict[str, Any] | None = None
+    """Processors that plugins contribute, by name, each with its argument."""
+
+    def __post_init__(self) -> None:
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        msgspec.structs.force_setattr(self, "stop", stop)
+        if self.top_k == -1:
+            msgspec.structs.force_setattr(self, "top_k", 0)
+        if isinstance(self.temperature, (int, float)) and 0 < self.temperature < MIN_TEMPERATURE:
+            msgspec.structs.force_setattr(self, "temperature", 0.0)
+        _check_integer("n", self.n, 1, MAX_N)
+        _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _check_number("top_p", self.top_p, 0.0, 1.0, low_excluded=True)
+        _check_integer("top_k", self.top_k, 0, 2**31 - 1)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_excluded=True)
+        _check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 0, 2**63 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise ParameterError(
+                    "min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, 0, MAX_LOGPROBS)
+        _check_strings("stop", stop, MAX_STOP_STRINGS)
+        _check_strings("bad_words", self.bad_words or [], 1024)
+        if len(self.logit_bias or {}) > MAX_LOGIT_BIAS:
+            raise ParameterError(
+                "logit_bias", f"logit_bias has {len(self.logit_bias or {})} entries, at most {MAX_LOGIT_BIAS} are allowed"
+            )
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ParameterError("allowed_token_ids", "allowed_token_ids is empty: it would allow no token at all")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuses token ids that the model does not have. Raises `ParameterError`."""
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token_id in getattr(self, name) or ():
+                if not 0 <= token_id < vocab_size:
+                    raise ParameterError(
+                        name, f"{name} names token {token_id}, but the vocabulary has tokens 0 to {vocab_size - 1}"
+                    )
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to complete, as the engine core receives it: tokens in, nothing left to look up.
+
+    A caller's request with ``n`` > 1 becomes n of these, each with ``params.n`` of 1 and its own seed.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    """``params.max_tokens`` cut to the room that the context leaves; may be 0 (score the prompt only)."""
+    eos_token_ids: list[int] = []
+    bad_words_token_ids: list[list[int]] = []
+    priority: int = 0
+    """Lower runs first under the priority policy; ignored under fcfs."""
+    arrival_time_s: float = 0.0
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float
+    """Natural logarithm; negative infinity for a banned token (the API turns it into a finite floor)."""
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: of the token that stands there, and of the best ones, best first."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+
+
+class EngineOutput(msgspec.Struct, kw_only=True):
+    """What one step added to one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    """One entry for each of ``new_token_ids``, when asked for."""
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """Whole, once, when the prompt is done: one entry for each prompt token, None for the first."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The end-of-sequence or stop token that ended the request, when one did."""
+    error: str | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+
+
+def _check_number(
+    name: str, value: object, low: float, high: float, *, low_excluded: bool = False, param: str | None = None
+) -> None:
+    bracket = "(" if low_excluded else "["
+    text = f"{name} must be a number in {bracket}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ParameterError(param or name, f"{text}, got {value!r}")
+    if not math.isfinite(value) or not low <= value <= high or (low_excluded and value == low):
+        raise ParameterError(param or name, f"{text}, got {value}")
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(name, f"{name} must be an integer from {low} to {high}, got {value!r}")
+    if not low <= value <= high:
+        raise ParameterError(name, f"{name} must be from {low} to {high}, got {value}")
+
+
+def _check_strings(name: str, values: list[str], most: int) -> None:
+    if len(values) > most:
+        raise ParameterError(name, f"{name} has {len(values)} entries, at most {most} are allowed")
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise ParameterError(name, f"{name} takes non-empty strings, got {value!r}")
