@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,12 @@ class Worker(ABC):
 
     @abstractmethod
     def set_up(self) -> None:
-        """Takes the device and joins the process group."""
+        """Takes the device. Nothing in here waits for other ranks: one that cannot have its device must be able to say so
+        before the others wait for it."""
+
+    def join_group(self) -> None:
+        """Joins the process group; blocks until every rank has. Called when every rank is set up."""
+        return
 
     @abstractmethod
     def load_model(self) -> None: ...
@@ -66,7 +72,11 @@ class Worker(ABC):
 
     @abstractmethod
     def sample(self) -> StepResult:
-        """Of the plan executed last. A call of its own, so that a mask or drafts can come between."""
+        """Of the plan executed last, on rank 0 only. A call of its own, so that a mask or drafts can come between."""
+
+    def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
+        """In place of `sample` on every rank but the first: the tokens that rank 0 sampled for the plan executed last."""
+        raise NotImplementedError(f"{type(self).__name__} runs on one rank only: it does not implement accept")
 
     @abstractmethod
     def close(self) -> None: ...

@@ -30,7 +30,8 @@ class LazyGroup(click.Group):
         from inferplane.plugins import load_plugins
 
         plugin_commands = load_plugins().commands()
-        return {spec.name: spec for spec in (*plugin_commands, *BUILT_IN)}
+        commands = {spec.name: spec for spec in (*plugin_commands, *BUILT_IN)}
+        return {name: spec for name, spec in commands.items() if " " not in name}  # those belong to a group below
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._commands())

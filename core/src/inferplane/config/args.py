@@ -51,3 +51,13 @@ class EngineArgs:
         None, "Scheduler", "Requests that may wait before new ones are answered with 503. Default: no limit."
     )
     seed: int = option(0, "Sampling", "Seed of the engine, from which requests without one draw theirs.")
+    generation_config: str = option(
+        "auto",
+        "Sampling",
+        "auto takes sampling defaults from the model's generation_config.json; none goes without.",
+        choices=("auto", "none"),
+    )
+    health_timeout_s: int = option(
+        10, "Engine", "Seconds without a sign of life after which the engine process counts as dead."
+    )
+    step_timeout_s: int = option(600, "Engine", "Seconds that one step may take before the engine counts as hung.")

@@ -17,13 +17,14 @@ class EnvironmentVariable:
 
 
 _DECLARED = (
+    EnvironmentVariable("INFERPLANE_API_KEY", "Key that requests to `inferplane serve` must carry, besides those of `--api-key`."),
     EnvironmentVariable(
         "INFERPLANE_CACHE", "Folder for what is fetched. Default: inferplane in the user's cache folder."
     ),
     EnvironmentVariable("INFERPLANE_DEVICE", "Platform to run on when `--device` is not given."),
     EnvironmentVariable(
         "INFERPLANE_PLUGINS",
-        "Comma-separated names of the only plugins to load. Default: all that are installed.",
+        "Comma-separated names of plugins that must load; one that cannot ends the start with its cause.",
     ),
 )
 

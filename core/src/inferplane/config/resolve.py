@@ -29,6 +29,8 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
     Raises `ConfigError` (a setting), `ModelLoadError` (the checkpoint) or `PluginError` (the device).
     """
     from inferplane.models.loader import open_checkpoint
+    from inferplane.models.registry import known_architectures
+    from inferplane.models.remote_code import refuse_unknown_code
     from inferplane.models.source import resolve_model
 
     _check_numbers(args)
@@ -36,6 +38,11 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
     platform = plugins.platform(device)
     source = resolve_model(args.model, revision=args.revision, progress=progress)
     hf_config = open_checkpoint(source).hf_config
+    if source.kind == "folder":
+        known = known_architectures(plugins.models())
+        refuse_unknown_code(
+            source.path, hf_config, known.__contains__, trust_remote_code=args.trust_remote_code
+        )
     checkpoint_dtype = _checkpoint_dtype(hf_config)
     args = _with_defaults(args, platform.config_defaults(args, device, checkpoint_dtype))
     config = EngineConfig(
@@ -108,12 +115,19 @@ def _check_numbers(args: EngineArgs) -> None:
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_num_waiting",
+        "health_timeout_s",
+        "step_timeout_s",
     )
     for name in at_least_one:
         value = getattr(args, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(name, f"{name} must be a whole number of at least 1, got {value!r}")
-    for name, choices in (("load_format", ("auto", "dummy")), ("executor", ("auto", "local", "multiprocess"))):
+    choices_of = {
+        "load_format": ("auto", "dummy"),
+        "executor": ("auto", "local", "multiprocess"),
+        "generation_config": ("auto", "none"),
+    }
+    for name, choices in choices_of.items():
         if getattr(args, name) not in choices:
             raise ConfigError(name, f"{name} must be one of {', '.join(choices)}, got {getattr(args, name)!r}")
 

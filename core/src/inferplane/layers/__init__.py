@@ -1,0 +1,34 @@
+"""Layers: what models are made of. Each knows its checkpoint tensors, its share of them, and who computes."""
+
+from inferplane.layers.activation import SiluAndMul
+from inferplane.layers.attention import Attention
+from inferplane.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from inferplane.layers.layer import Layer, WeightSlot, walk_layers
+from inferplane.layers.linear import (
+    ColumnParallelLinear,
+    Linear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from inferplane.layers.norm import RMSNorm
+from inferplane.layers.rope import RotaryEmbedding
+
+__all__ = [
+    "Attention",
+    "ColumnParallelLinear",
+    "Layer",
+    "Linear",
+    "MergedColumnParallelLinear",
+    "ParallelLMHead",
+    "QKVParallelLinear",
+    "RMSNorm",
+    "ReplicatedLinear",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "SiluAndMul",
+    "VocabParallelEmbedding",
+    "WeightSlot",
+    "walk_layers",
+]

@@ -1,0 +1,109 @@
+"""The vocabulary at both ends of a model: token ids to vectors, and hidden states to logits.
+
+Both split the vocabulary over the ranks in the same way, so that a tied head multiplies by the embedding's own rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from inferplane.api.linear import LinearShape, Multiply
+from inferplane.api.model import BuildContext
+from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.parallel import padded_share
+
+logger = logging.getLogger(__name__)
+
+
+class _VocabWeight(Layer):
+    """``[num_rows, size]``: this rank's rows of a ``[vocab_size, size]`` matrix, then zeros up to an equal share."""
+
+    def __init__(self, ctx: BuildContext, prefix: str, vocab_size: int, size: int) -> None:
+        self._ctx = ctx
+        self._name = f"{prefix}.weight"
+        self._vocab_size = vocab_size
+        self._size = size
+        self._rows, self._num_rows = padded_share(vocab_size, ctx.comm)
+        self.weight: torch.Tensor | None = None
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        return [WeightSlot(self._name, (self._vocab_size, self._size), self._copy)]
+
+    def _copy(self, tensor: torch.Tensor) -> None:
+        ctx, rows = self._ctx, self._rows
+        if self.weight is None:
+            self.weight = torch.empty(self._num_rows, self._size, dtype=ctx.dtype, device=ctx.device)
+        self.weight[: rows.size].copy_(tensor[rows.span])
+        self.weight[rows.size :].zero_()
+
+
+class VocabParallelEmbedding(_VocabWeight):
+    """A vector for each token id."""
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """``[num_tokens] int64 -> [num_tokens, size]``"""
+        assert self.weight is not None, self._name
+        if self._ctx.comm.world_size == 1:
+            return torch.nn.functional.embedding(token_ids, self.weight)
+        local = token_ids - self._rows.start
+        is_foreign = (local < 0) | (local >= self._rows.size)
+        vectors = torch.nn.functional.embedding(local.masked_fill_(is_foreign, 0), self.weight)
+        vectors.masked_fill_(is_foreign.unsqueeze(-1), 0)
+        return self._ctx.comm.all_reduce(vectors)
+
+
+class ParallelLMHead(_VocabWeight):
+    """Logits over the whole vocabulary, on every rank.
+
+    With ``tied_to`` the embedding's matrix is the head's as well. A checkpoint may still have a tensor of the head's
+    name: one that equals the embedding is dropped, and one that differs is used, with a warning, because such a
+    model was trained untied whatever its configuration says.
+    """
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        vocab_size: int,
+        size: int,
+        tied_to: VocabParallelEmbedding | None = None,
+    ) -> None:
+        super().__init__(ctx, prefix, vocab_size, size)
+        self._tied_to = tied_to
+        self._multiply: Multiply | None = None
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        shape = (self._vocab_size, self._size)
+        return [WeightSlot(self._name, shape, self._copy, is_required=self._tied_to is None)]
+
+    def finish_loading(self) -> None:
+        shape = LinearShape(
+            self._name.removesuffix(".weight"), self._size, self._num_rows, self._ctx.dtype, False
+        )
+        self._multiply = self._ctx.choose_linear(shape).prepare(self._final_weight(), None)
+        self.weight = None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, size] -> [n, vocab_size]``"""
+        assert self._multiply is not None, self._name
+        logits = self._multiply(hidden)
+        if self._ctx.comm.world_size == 1:
+            return logits
+        return self._ctx.comm.all_gather(logits, dim=-1)[:, : self._vocab_size]
+
+    def _final_weight(self) -> torch.Tensor:
+        if self._tied_to is None:
+            assert self.weight is not None, self._name
+            return self.weight
+        tied = self._tied_to.weight
+        assert tied is not None, self._name
+        if self.weight is None or torch.equal(self.weight, tied):
+            return tied
+        logger.warning(
+            "tie_word_embeddings is true, but %s differs from the embedding; the checkpoint's own tensor is used",
+            self._name,
+        )
+        return self.weight

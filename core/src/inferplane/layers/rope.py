@@ -1,0 +1,44 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import torch
+
+from inferplane.api.model import BuildContext
+from inferplane.layers.layer import Layer
+from inferplane.models.rope_config import RopeConfig, inverse_frequencies
+
+
+class RotaryEmbedding(Layer):
+    """Rotates queries and keys by their positions. Made once for a model, so that its layers share one table.
+
+    Where the frequencies depend on the length of the context (dynamic, longrope), that length is ``max_model_len``
+    for every request: an angle that followed a request's own growth would make keys in the cache wrong after the
+    fact, and those of a prefix that two requests share different for each.
+    """
+
+    def __init__(self, ctx: BuildContext, config: RopeConfig) -> None:
+        self._config = config
+        self._num_positions = ctx.config.model.max_model_len
+        self._device = ctx.device
+        self._rotary = ctx.ops.rotary
+        self._table: torch.Tensor | None = None
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``q, k: [num_tokens, heads, head_dim]``, which may be overwritten; ``positions: [num_tokens]`` int64."""
+        return self._rotary(q, k, positions, self.table())
+
+    def table(self) -> torch.Tensor:
+        """``[max_model_len, rotary_dim]`` float32, cosines before sines; made when first asked for."""
+        if self._table is None:
+            self._table = self._make_table().to(self._device)
+        return self._table
+
+    def _make_table(self) -> torch.Tensor:
+        frequencies, attention_factor = inverse_frequencies(self._config, self._num_positions)
+        # Angles in float32 carry its rounding errors at large positions. Models were trained with just those.
+        positions = torch.arange(self._num_positions, dtype=torch.float32)
+        angles = torch.outer(positions, torch.from_numpy(frequencies).float())
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor

@@ -1,0 +1,1 @@
+"""Models: where they come from, how they are read, and one file per architecture family."""

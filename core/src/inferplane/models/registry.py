@@ -1,0 +1,101 @@
+"""Which class runs which architecture. Free of torch until a model is built."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inferplane.models.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from inferplane.api.model import BuildContext, Model
+    from inferplane.models.loader.checkpoint import Checkpoint
+
+BUILT_IN: Mapping[str, str] = {
+    "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
+    "Qwen2ForCausalLM": "inferplane.models.llama:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "inferplane.models.llama:Qwen3ForCausalLM",
+}
+"""``"module:Class"`` by the name in ``architectures`` of a Hugging Face configuration."""
+
+_NONE: Mapping[str, str] = {}
+
+
+def known_architectures(plugin_models: Mapping[str, str] = _NONE) -> dict[str, str]:
+    """Every architecture that can run. A plugin's class takes the place of a built-in one of the same name."""
+    return dict(sorted({**BUILT_IN, **plugin_models}.items()))
+
+
+def find_target(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> str:
+    """``"module:Class"`` of an architecture, without importing it. Raises `ModelLoadError` with those that are near."""
+    known = known_architectures(plugin_models)
+    if architecture in known:
+        return known[architecture]
+    near = difflib.get_close_matches(architecture, known, n=3, cutoff=0.75)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ModelLoadError(f"no model class runs {architecture!r}; {hint}There are: {', '.join(known)}")
+
+
+def resolve_architecture(hf_config: Mapping[str, Any], plugin_models: Mapping[str, str] = _NONE) -> str:
+    """The first of a configuration's ``architectures`` that can run. Raises `ModelLoadError` when none can."""
+    named = hf_config.get("architectures")
+    if not isinstance(named, (list, tuple)) or not named or not all(isinstance(name, str) for name in named):
+        raise ModelLoadError(
+            f"architectures should name the model's class in its configuration, but is {named!r}"
+        )
+    known = known_architectures(plugin_models)
+    architecture = next((name for name in named if name in known), named[0])
+    find_target(architecture, plugin_models)
+    return architecture
+
+
+def model_class(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> type[Model]:
+    """Imports the class of an architecture. Raises `ModelLoadError` naming the target that cannot be had."""
+    from inferplane.api.model import Model
+
+    target = find_target(architecture, plugin_models)
+    module_name, _, class_name = target.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ModelLoadError(f"{target}, which runs {architecture}, cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise ModelLoadError(
+            f"{target}, which runs {architecture}, is no subclass of inferplane.api.model.Model"
+        )
+    return found
+
+
+def build_model(ctx: BuildContext, plugin_models: Mapping[str, str] = _NONE) -> Model:
+    """The model of ``ctx.config`` with empty weights. Raises `ModelLoadError` or `ConfigError` on what cannot run."""
+    quantization = ctx.hf_config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise ModelLoadError(
+            f"the checkpoint is quantized (quantization_config.quant_method {method!r}), and no format of that name "
+            "is there; use the model's unquantized checkpoint or a GGUF file"
+        )
+    return model_class(ctx.config.model.architecture, plugin_models)(ctx)
+
+
+def load_model(
+    ctx: BuildContext,
+    checkpoint: Checkpoint,
+    progress: bool = False,
+    plugin_models: Mapping[str, str] = _NONE,
+) -> Model:
+    """Builds the model and fills it, from the checkpoint or, as ``load_format`` asks, with random values.
+
+    ``progress`` shows a bar on stderr. Raises `ModelLoadError` naming the tensors that do not fit.
+    """
+    from inferplane.models.weights import dummy_tensors, weight_slots
+
+    model = build_model(ctx, plugin_models)
+    if ctx.config.load.load_format == "dummy":
+        model.load_weights(dummy_tensors(weight_slots(model), ctx.config.seed))
+    else:
+        model.load_weights(checkpoint.tensors(progress=progress))
+    return model

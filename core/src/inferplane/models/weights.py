@@ -1,0 +1,127 @@
+"""Filling a model: each tensor of a checkpoint finds its slot, each slot its tensor, or the error names them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from inferplane.layers.layer import Layer, WeightSlot, walk_layers
+from inferplane.models.errors import ModelLoadError
+
+_PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Buffers of older checkpoints that follow from the configuration.
+_DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+_MAX_NAMED = 20
+
+
+def load_weights(model: object, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Fills the layers of ``model`` from a checkpoint's tensors by their names, in any order.
+
+    Each tensor is copied in this rank's part only, straight to its place and dtype. A layer is finished, and its
+    weight handed to a kernel, as soon as it has all its tensors, so that no second copy of the model ever exists.
+    Raises `ModelLoadError` naming the tensors that are missing, unexpected, repeated, or of a wrong shape or type.
+    """
+    filling = _Filling(model)
+    for name, tensor in tensors:
+        filling.take(name, tensor)
+    filling.finish()
+
+
+def weight_slots(model: object) -> list[WeightSlot]:
+    """What a checkpoint must hold, and what it may."""
+    return [slot for layer in walk_layers(model) for slot in layer.weight_slots()]
+
+
+class _Filling:
+    """Which slots still wait for their tensor, and what was wrong so far."""
+
+    def __init__(self, model: object) -> None:
+        self._model_name = type(model).__name__
+        self._place: dict[str, tuple[WeightSlot, Layer]] = {}
+        self._waiting: dict[Layer, set[str]] = {}
+        self._deferred: list[Layer] = []
+        self._filled: set[str] = set()
+        self._faults: dict[str, list[str]] = {}
+        for layer in walk_layers(model):
+            self._expect(layer)
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        place = self._place.get(name)
+        if place is None:
+            if not name.endswith(_DERIVED):
+                self._fault("unexpected", name)
+            return
+        slot, layer = place
+        if fault := _misfit(slot, tensor, is_repeated=name in self._filled):
+            self._fault(*fault)
+        elif not self._faults:
+            slot.copy(tensor)
+        self._filled.add(name)
+        self._waiting[layer].discard(name)
+        if not self._waiting[layer] and layer not in self._deferred and not self._faults:
+            layer.finish_loading()
+
+    def finish(self) -> None:
+        for name, (slot, _) in self._place.items():
+            if slot.is_required and name not in self._filled:
+                self._fault("missing", name)
+        if self._faults:
+            raise ModelLoadError(f"the checkpoint does not fit {self._model_name}: {_listing(self._faults)}")
+        for layer in self._deferred:
+            layer.finish_loading()
+
+    def _expect(self, layer: Layer) -> None:
+        slots = layer.weight_slots()
+        for slot in slots:
+            if slot.name in self._place:
+                raise ModelLoadError(f"two layers of {self._model_name} both take the tensor {slot.name!r}")
+            self._place[slot.name] = slot, layer
+        self._waiting[layer] = {slot.name for slot in slots}
+        # what an optional tensor leaves open is known only when there are no more
+        if not all(slot.is_required for slot in slots):
+            self._deferred.append(layer)
+
+    def _fault(self, kind: str, text: str) -> None:
+        self._faults.setdefault(kind, []).append(text)
+
+
+def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tuple[str, str] | None:
+    if is_repeated:
+        return "repeated", slot.name
+    if tuple(tensor.shape) != slot.shape:
+        return "wrong shape", f"{slot.name} is {list(tensor.shape)} and should be {list(slot.shape)}"
+    if tensor.dtype not in _PLAIN_DTYPES:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return "wrong type", f"{slot.name} is {dtype}, which means nothing without a quantization format"
+    return None
+
+
+def _listing(faults: dict[str, list[str]]) -> str:
+    lines = []
+    for kind, texts in faults.items():
+        more = len(texts) - _MAX_NAMED
+        ending = f" and {more} more" if more > 0 else ""
+        lines.append(f"{kind}: {', '.join(texts[:_MAX_NAMED])}{ending}")
+    return "; ".join(lines)
+
+
+def dummy_tensors(slots: Sequence[WeightSlot], seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Small random values for every required slot, the same for the same name, shape and seed.
+
+    Rows are windows on one short pool of noise, so that a model of any size is drawn in no time and no memory.
+    Vectors called ``weight`` are scales of norms and lie around 1.
+    """
+    needed = [slot for slot in slots if slot.is_required]
+    longest = max((slot.shape[0] + slot.shape[-1] for slot in needed), default=0)
+    pool_size = max(1 << 20, 2 * longest)
+    pool = torch.randn(pool_size, generator=torch.Generator().manual_seed(seed)) * 0.02
+    for slot in needed:
+        rows, columns = (1, *slot.shape)[-2:]
+        room = pool_size - columns - rows
+        step = 1 + room // (2 * rows)
+        start = zlib.crc32(slot.name.encode()) % (1 + room - (step - 1) * rows)
+        noise = pool.as_strided((rows, columns), (step, 1), start).reshape(slot.shape)
+        is_scale = len(slot.shape) == 1 and slot.name.endswith(".weight")
+        yield slot.name, noise + 1 if is_scale else noise

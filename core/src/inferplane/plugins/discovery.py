@@ -1,0 +1,131 @@
+"""Finding plugins by entry point and registering those that keep the contract, each apart from the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from inferplane.api import hookspecs
+from inferplane.api.manifest import PluginManifest
+from inferplane.plugins.negotiation import declared_in_source, format_version, manifest_fault, version_fault
+from inferplane.plugins.record import PluginRecord, PluginStatus, describe, format_traceback
+
+ENTRY_POINT_GROUP = "inferplane.plugins"
+REFERENCE = EntryPoint("reference", "inferplane.reference.plugin", ENTRY_POINT_GROUP)
+"""The core's own platform, loaded like any other but without a look-up."""
+
+_PAST = {PluginStatus.FAILED: "failed", PluginStatus.REFUSED: "was refused"}
+
+logger = logging.getLogger("inferplane.plugins")
+
+
+def new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def discover(manager: pluggy.PluginManager, quiet: bool = False) -> tuple[dict[str, PluginRecord], list[PluginRecord]]:
+    """Loads every plugin that is installed, the core's own first, and registers the sound ones under their names.
+
+    Returns the records by name, and those refused because their name was taken. A plugin that fails or is refused
+    is one warning, unless ``quiet``.
+    """
+    found = [(entry, _blank_record(entry)) for entry in (REFERENCE, *entry_points(group=ENTRY_POINT_GROUP))]
+    found[1:] = sorted(found[1:], key=lambda pair: (pair[1].name, pair[1].distribution))
+    records: dict[str, PluginRecord] = {}
+    twins: list[PluginRecord] = []
+    trial = _Trial()
+    for entry, record in found:
+        if entry.name in records:
+            record = _refused(record, _twin_fault(records[entry.name]))
+            twins.append(record)
+        else:
+            record = records[entry.name] = _load(entry, record, manager, trial)
+        if not (quiet or record.is_usable):
+            warn(record)
+    return records, twins
+
+
+def warn(record: PluginRecord) -> None:
+    trace = f"\n{record.traceback.rstrip()}" if record.traceback else ""
+    logger.warning("%s %s and is not used: %s%s", record.label, _PAST[record.status], record.reason, trace)
+
+
+def failed(record: PluginRecord, what: str, error: BaseException) -> PluginRecord:
+    """``record`` after ``error`` in ``what``."""
+    return replace(
+        record,
+        status=PluginStatus.FAILED,
+        reason=f"{what}: {describe(error)}",
+        traceback=format_traceback(error),
+    )
+
+
+class _Trial:
+    """A manager on which a plugin is tried first, so that one refused half way leaves no hook behind."""
+
+    def __init__(self) -> None:
+        self._manager = new_manager()
+
+    def fault(self, module: Any, name: str) -> str | None:
+        """Why the plugin's hooks are not those of the API; None when they are."""
+        try:
+            self._manager.register(module, name)
+            self._manager.check_pending()
+        except Exception as error:
+            self._manager = new_manager()
+            return f"its hooks do not fit the plugin API: {' '.join(str(error).split())}"
+        return None
+
+
+def _load(entry: EntryPoint, record: PluginRecord, manager: pluggy.PluginManager, trial: _Trial) -> PluginRecord:
+    try:
+        module = entry.load()
+    except (Exception, SystemExit) as error:
+        return _import_failure(record, entry, error)
+    manifest = getattr(module, "MANIFEST", None)
+    if fault := manifest_fault(manifest, entry.name):
+        return _refused(record, fault)
+    record = replace(record, api=format_version(manifest.api), provides=_provides(manifest))
+    if fault := version_fault(manifest.api, record.distribution):
+        return _refused(record, fault)
+    if fault := trial.fault(module, entry.name):
+        return _refused(record, fault)
+    manager.register(module, entry.name)
+    return record
+
+
+def _import_failure(record: PluginRecord, entry: EntryPoint, error: BaseException) -> PluginRecord:
+    api = declared_in_source(entry.module)
+    if api and (fault := version_fault(api, record.distribution)):
+        record = replace(record, api=format_version(api), traceback=format_traceback(error))
+        return _refused(record, fault)
+    return failed(record, f"importing {entry.value}", error)
+
+
+def _blank_record(entry: EntryPoint) -> PluginRecord:
+    if entry.dist is None:  # only the core's own, which was not looked up
+        from inferplane import __version__
+
+        return PluginRecord(name=entry.name, distribution="inferplane", version=__version__)
+    metadata = entry.dist.metadata  # parsed anew at each access
+    return PluginRecord(name=entry.name, distribution=metadata["Name"], version=metadata["Version"])
+
+
+def _refused(record: PluginRecord, reason: str) -> PluginRecord:
+    return replace(record, status=PluginStatus.REFUSED, reason=reason)
+
+
+def _twin_fault(first: PluginRecord) -> str:
+    return f"its name is taken by {first.distribution} {first.version}; uninstall one of the two"
+
+
+def _provides(manifest: PluginManifest) -> tuple[str, ...]:
+    provides: Iterable[str] = (manifest.provides,) if isinstance(manifest.provides, str) else manifest.provides
+    return tuple(provides)

@@ -1,0 +1,269 @@
+"""`PluginSet`: the plugins of this process, and every question that the engine asks them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from inferplane.api.device import DeviceDescriptor, Supported, Unsupported
+from inferplane.api.hookspecs import CommandSpec
+from inferplane.api.platform import Platform
+from inferplane.config.environment import environment
+from inferplane.plugins import selection
+from inferplane.plugins.discovery import discover, failed, new_manager, warn
+from inferplane.plugins.probing import PROBE_TIMEOUT_S, Answer, probe_all
+from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
+
+if TYPE_CHECKING:
+    import torch
+
+    from inferplane.api.attention import AttentionBackend, AttentionLayer
+    from inferplane.api.linear import LinearKernel, LinearShape
+    from inferplane.api.ops import OpTable
+    from inferplane.plugins.decision import Decision
+
+logger = logging.getLogger("inferplane.plugins")
+
+
+def load_plugins(named: Sequence[str] = (), *, quiet: bool = False) -> PluginSet:
+    """Loads the installed plugins. Milliseconds, and no torch unless a plugin breaks its word.
+
+    Plugins in ``named`` and in ``INFERPLANE_PLUGINS`` must load: one that is missing, refused or failing raises
+    `PluginError` with its cause. Any other's failure is one warning and a record; ``quiet`` leaves the warning out
+    (for processes whose parent has said it).
+    """
+    plugins = PluginSet(quiet=quiet)
+    for name in named:
+        plugins.require(name, "the caller")
+    from_environment = environment("INFERPLANE_PLUGINS") or ""
+    for name in filter(None, map(str.strip, from_environment.split(","))):
+        plugins.require(name, "INFERPLANE_PLUGINS")
+    return plugins
+
+
+class PluginSet:
+    """Made by `load_plugins`. A hook runs when its question is first asked, and its answer is kept."""
+
+    def __init__(self, *, quiet: bool = False, probe_timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._manager = new_manager()
+        self._quiet = quiet
+        self._probe_timeout_s = probe_timeout_s
+        self._records, self._twins = discover(self._manager, quiet)
+        self._supported: dict[str, Supported] = {}
+        self._answers: dict[tuple[str, DeviceDescriptor | None], list[tuple[str, Any]]] = {}
+        self._platforms: dict[DeviceDescriptor, Platform] = {}
+
+    # -- what is installed
+
+    @property
+    def records(self) -> list[PluginRecord]:
+        """One for each plugin found, in the state that it is in now; `probe` first to have the devices in them."""
+        return [*self._records.values(), *self._twins]
+
+    def require(self, name: str, source: str) -> PluginRecord:
+        """The record of a plugin that loaded. Raises `PluginError`, blaming ``source`` for the wish, when it did not."""
+        record = self._records.get(name)
+        if record is None:
+            installed = selection.listing(self.records)
+            raise PluginError(f"{source} names plugin {name!r}, which is not installed. Installed:\n{installed}")
+        if not record.is_usable:
+            trace = f"\n{record.traceback}" if record.traceback else ""
+            raise PluginError(f"{source} names {record.label}, which is {record.status}: {record.reason}{trace}")
+        return record
+
+    # -- devices
+
+    def probe(self) -> list[Supported]:
+        """Asks every platform that was not asked yet for its devices; returns those that have some."""
+        self._probe(self._records)
+        return list(self._supported.values())
+
+    def select_device(self, requested: str | None = None) -> DeviceDescriptor:
+        """The device to run on: ``requested`` (``NAME`` or ``NAME:INDEX``), else ``INFERPLANE_DEVICE``, else the best.
+
+        Raises `PluginError`: for an unknown name with all that is installed, for a platform that cannot serve with
+        its cause, for a tie with both names.
+        """
+        source = "--device" if requested else selection.DEVICE_VARIABLE
+        wanted = requested or environment(selection.DEVICE_VARIABLE)
+        if not wanted:
+            if not (supported := self.probe()):
+                raise selection.no_device(self.records)
+            return selection.pick_device(selection.pick_best(supported), None)
+        name, index = selection.parse_device(wanted)
+        self._probe([name])
+        if answer := self._supported.get(name):
+            return selection.pick_device(answer, index)
+        record = self._records.get(name)
+        if record is None or record.status is PluginStatus.LOADED:  # loaded after probing: it is no platform
+            self.probe()
+            raise selection.unknown_device(name, source, self.records)
+        raise selection.unusable_device(record, source)
+
+    def platform(self, device: DeviceDescriptor) -> Platform:
+        """The platform object for a device, made once. Raises `PluginError` when its plugin makes none."""
+        if device not in self._platforms:
+            if not self._implements(device.platform, "create_platform"):
+                raise selection.unknown_device(device.platform, "the configuration", self.records)
+            platform = self._call(device.platform, "create_platform", device=device)
+            if not isinstance(platform, Platform):
+                label = self._records[device.platform].label
+                raise PluginError(f"{label} made {platform!r} for its device, not an inferplane.api.Platform")
+            self._platforms[device] = platform
+        return self._platforms[device]
+
+    def _probe(self, names: Iterable[str]) -> None:
+        probes = {
+            name: functools.partial(self._call, name, "probe_devices")
+            for name in names
+            if self._implements(name, "probe_devices") and self._records[name].status is PluginStatus.LOADED
+        }
+        for name, answer in probe_all(probes, self._probe_timeout_s).items():
+            self._note_answer(name, answer)
+
+    def _note_answer(self, name: str, answer: Answer) -> None:
+        record = self._records[name]
+        if isinstance(answer, Supported):
+            self._supported[name] = answer
+            found = selection.found_text(answer)
+            record = replace(record, status=PluginStatus.AVAILABLE, score=answer.score, reason=found)
+        elif isinstance(answer, Unsupported):
+            record = replace(record, status=PluginStatus.UNAVAILABLE, reason=answer.reason)
+        else:
+            record = failed(record, "probing for devices", answer)
+            if not self._quiet:
+                warn(record)
+        self._records[name] = record
+
+    # -- what runs on a device; these import torch
+
+    def op_decisions(self, device: DeviceDescriptor, dtype: torch.dtype) -> list[Decision]:
+        """For each declared op who won and why the others did not, the reference body among them."""
+        from inferplane.plugins import resolution
+
+        return resolution.decide_ops(self.collect("op_implementations", device), device, dtype)
+
+    def resolve_ops(self, device: DeviceDescriptor, dtype: torch.dtype) -> OpTable:
+        """Every declared op once and for all. An op that nobody provides runs on its reference."""
+        from inferplane.plugins import resolution
+
+        return resolution.make_op_table(self.op_decisions(device, dtype))
+
+    def linear_kernels(self, device: DeviceDescriptor) -> list[type[LinearKernel]]:
+        return [kernel for _, kernels in self.collect("linear_kernels", device) for kernel in kernels]
+
+    def linear_decision(self, shape: LinearShape, device: DeviceDescriptor) -> Decision:
+        from inferplane.plugins import resolution
+
+        return resolution.decide_linear(self.collect("linear_kernels", device), shape, device)
+
+    def choose_linear(self, shape: LinearShape, device: DeviceDescriptor) -> type[LinearKernel]:
+        """The kernel for one weight. Raises `PluginError` with every kernel's reason when none supports it."""
+        return self.linear_decision(shape, device).chosen.implementation
+
+    def attention_backends(self, device: DeviceDescriptor) -> list[type[AttentionBackend]]:
+        return [backend for _, backends in self.collect("attention_backends", device) for backend in backends]
+
+    def attention_decision(
+        self, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None = None
+    ) -> Decision:
+        from inferplane.plugins import resolution
+
+        return resolution.decide_attention(self.collect("attention_backends", device), layer, device, dtype, name)
+
+    def choose_attention(
+        self, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None = None
+    ) -> type[AttentionBackend]:
+        """The backend for one layer: the one called ``name`` when given, else the best that supports it.
+
+        Raises `PluginError` when the named one is unknown or no backend supports the layer, with the reasons.
+        """
+        return self.attention_decision(layer, device, dtype, name).chosen.implementation
+
+    # -- what plugins contribute by name
+
+    def models(self) -> dict[str, str]:
+        """``"module:Class"`` by Hugging Face architecture name."""
+        return self._merged("models")
+
+    def scheduler_policies(self) -> dict[str, str]:
+        return self._merged("scheduler_policies")
+
+    def logits_processors(self) -> dict[str, str]:
+        return self._merged("logits_processors")
+
+    def commands(self) -> list[CommandSpec]:
+        """Sub-commands by name; where two plugins bring one of the same name, the first plugin's."""
+        return list(self._merged("cli_commands").values())
+
+    def collect_env(self) -> dict[str, dict[str, str]]:
+        """Facts of each plugin that has some."""
+        return dict(self.collect("collect_env"))
+
+    # -- calling hooks
+
+    def collect(self, hook: str, device: DeviceDescriptor | None = None) -> list[tuple[str, Any]]:
+        """(plugin, a list or dict of what its hook returned) for each plugin that implements ``hook``.
+
+        A plugin that raises is left out, with a warning; the selected device's own platform must not, and raises
+        `PluginError`.
+        """
+        key = (hook, device)
+        if key not in self._answers:
+            arguments = {} if device is None else {"device": device}
+            names = [name for name in self._records if self._implements(name, hook)]
+            answers = ((name, self._ask(name, hook, device, arguments)) for name in names)
+            self._answers[key] = [(name, answer) for name, answer in answers if answer is not None]
+        return self._answers[key]
+
+    def _ask(self, name: str, hook: str, device: DeviceDescriptor | None, arguments: Mapping[str, Any]) -> Any:
+        try:
+            answer = self._call(name, hook, **arguments)
+            return answer if answer is None else _CONVERT.get(hook, list)(answer)
+        except (Exception, SystemExit) as error:
+            record = self._records[name] = failed(self._records[name], f"its hook {hook}", error)
+            if device is not None and device.platform == name:
+                raise PluginError(f"{record.label}, which serves the selected device, failed: {record.reason}") from error
+            if not self._quiet:
+                warn(record)
+            return None
+
+    def _implements(self, name: str, hook: str) -> bool:
+        return any(impl.plugin_name == name for impl in getattr(self._manager.hook, hook).get_hookimpls())
+
+    def _call(self, name: str, hook: str, **arguments: Any) -> Any:
+        """One plugin's implementation of a hook; None when it has none."""
+        others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
+        result = self._manager.subset_hook_caller(hook, others)(**arguments)
+        if isinstance(result, list):  # pluggy's list over implementations, of which there is at most one here
+            return result[0] if result else None
+        return result
+
+    def _merged(self, hook: str) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        owners: dict[str, str] = {}
+        for plugin, mapping in self.collect(hook):
+            for key, value in mapping.items():
+                if key in merged and not self._quiet:
+                    first, second = self._records[owners[key]].label, self._records[plugin].label
+                    logger.warning("%s: %s and %s both bring %r; the first is used", hook, first, second, key)
+                merged.setdefault(key, value)
+                owners.setdefault(key, plugin)
+        return merged
+
+
+def _commands_by_name(specs: Iterable[CommandSpec]) -> dict[str, CommandSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+_CONVERT: Mapping[str, Any] = {
+    "models": dict,
+    "scheduler_policies": dict,
+    "logits_processors": dict,
+    "collect_env": dict,
+    "cli_commands": _commands_by_name,
+}
+"""What a hook's answer becomes; a list where nothing else is said. Applied while the plugin can still be blamed."""

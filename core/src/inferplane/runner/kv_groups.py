@@ -1,0 +1,78 @@
+"""The KV tensors of one rank, and the attention metadata that each step needs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+
+
+class AttentionChooser:
+    """Gives each attention layer its backend, and remembers which; one instance for all layers of one kind."""
+
+    def __init__(self, choose: Callable[[AttentionLayer], type[AttentionBackend]]) -> None:
+        self._choose = choose
+        self._instances: dict[tuple[type[AttentionBackend], KVCacheSpec], AttentionBackend] = {}
+
+    def __call__(self, layer: AttentionLayer) -> AttentionBackend:
+        backend_class = self._choose(layer)
+        key = (backend_class, layer.spec)
+        if key not in self._instances:
+            self._instances[key] = backend_class()
+        return self._instances[key]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the backends chosen so far."""
+        return sorted({backend_class.name for backend_class, _ in self._instances})
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that share block tables, on this rank."""
+
+    block_size: int
+    layers_of: tuple[tuple[AttentionBackend, tuple[str, ...]], ...]
+    """Names of the group's layers by the backend instance that serves them."""
+
+    def build_metadata(self, inputs: AttentionInputs) -> dict[str, Any]:
+        """By layer name; one object for all layers of a backend."""
+        metadata = {}
+        for backend, names in self.layers_of:
+            metadata.update(dict.fromkeys(names, backend.build_metadata(inputs)))
+        return metadata
+
+
+def make_groups(
+    kv_config: KVCacheConfig,
+    layers: Sequence[AttentionLayer],
+    backend_of: Callable[[AttentionLayer], AttentionBackend],
+) -> list[KVGroup]:
+    by_name = {layer.name: layer for layer in layers}
+    groups = []
+    for group in kv_config.groups:
+        names_of: dict[AttentionBackend, list[str]] = {}
+        for name in group.layer_names:
+            names_of.setdefault(backend_of(by_name[name]), []).append(name)
+        layers_of = tuple((backend, tuple(names)) for backend, names in names_of.items())
+        groups.append(KVGroup(group.spec.block_size, layers_of))
+    return groups
+
+
+def allocate(
+    kv_config: KVCacheConfig,
+    layers: Sequence[AttentionLayer],
+    backend_of: Callable[[AttentionLayer], AttentionBackend],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The KV tensor of every layer, by name."""
+    return {
+        layer.name: backend_of(layer).allocate_kv(layer, kv_config.num_blocks, dtype, device)
+        for layer in layers
+    }

@@ -1,0 +1,16 @@
+"""Which request runs next, on which blocks: requests in, step plans out, results back in, outputs out. Free of torch."""
+
+from inferplane.scheduler.errors import QueueFullError, RequestTooLargeError
+from inferplane.scheduler.queue import FcfsPolicy, PriorityPolicy, SchedulerPolicy
+from inferplane.scheduler.scheduler import Scheduler
+from inferplane.scheduler.stats import SchedulerStats
+
+__all__ = [
+    "FcfsPolicy",
+    "PriorityPolicy",
+    "QueueFullError",
+    "RequestTooLargeError",
+    "Scheduler",
+    "SchedulerPolicy",
+    "SchedulerStats",
+]

@@ -1,0 +1,210 @@
+"""Ranks in processes of their own: they follow, they fail together or all at once, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferplane.api.kv import KVCacheConfig, KVCacheGroup
+from inferplane.executor import WorkerDiedError
+from inferplane.executor import multiprocess as multiprocess_module
+from inferplane.executor import rank_processes as rank_processes_module
+from inferplane.executor.multiprocess import MultiprocessExecutor
+from inferplane.plan import StepPlan
+from inferplane.plugins import load_plugins
+
+pytestmark = pytest.mark.usefixtures("sockets_platform")
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Sockets live in a folder where a leftover shows. Not below tmp_path, whose name is too long for a socket."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def quick_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (multiprocess_module, rank_processes_module):
+        monkeypatch.setattr(module, "DISAGREEMENT_S", 0.5)
+
+
+@pytest.fixture
+def start(socket_config, own_temporary_folder: Path, process_is_alive):
+    started: list[tuple[MultiprocessExecutor, list[int]]] = []
+
+    def make(world_size: int) -> MultiprocessExecutor:
+        executor = MultiprocessExecutor(socket_config(world_size), load_plugins(quiet=True))
+        started.append((executor, []))
+        executor.start()
+        started[-1][1].extend(executor.rank_pids)
+        spec = executor.kv_cache_specs()["a"]
+        executor.init_kv_cache(KVCacheConfig(5, (KVCacheGroup(("a", "b"), spec),)))
+        executor.warm_up()
+        return executor
+
+    yield make
+    for executor, pids in started:
+        executor.shutdown()
+        executor.shutdown()
+        assert not any(map(process_is_alive, pids))
+    assert list(own_temporary_folder.iterdir()) == []
+
+
+def step(executor: MultiprocessExecutor, *orders: str) -> int:
+    executor.execute(StepPlan(step_id=1, removed_request_ids=list(orders)))
+    return executor.sample().sampled_token_ids["a"][0]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_rank_takes_part_and_learns_what_rank_0_sampled(start, world_size: int, capfd):
+    executor = start(world_size)
+    assert executor.available_kv_bytes() == 1000 - (world_size - 1)
+    total = 5 * world_size  # after the warm-up's all-reduce on every rank
+    expected = total * world_size
+    assert step(executor) == expected
+    for _ in range(3):
+        expected += (world_size - 1) * (expected + 10)  # rank 0 has its sum, the others what they accepted
+        assert step(executor) == expected
+    executor.check_health()
+    out, err = capfd.readouterr()
+    assert out == "loading 0\n", "other ranks leave standard output to the program"
+    assert "loading 1" in err
+
+
+def test_an_error_that_all_ranks_share_is_one_of_the_step(start):
+    executor = start(3)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="order on rank 0"):
+            step(executor, "raise@all")
+        before = step(executor)
+        executor.check_health()
+    assert before > 0
+
+
+@pytest.mark.parametrize("order", ["raise@1", "raise@2"])
+def test_a_rank_that_fails_alone_ends_the_executor_with_its_traceback(start, quick_to_judge, order: str):
+    executor = start(3)
+    started = time.monotonic()
+    with pytest.raises(
+        WorkerDiedError, match=rf"rank {order[-1]} failed step 1(.|\n)*ValueError: order on rank"
+    ):
+        step(executor, order)
+    assert time.monotonic() - started < 5
+    for call in (executor.check_health, executor.sample, lambda: step(executor)):
+        with pytest.raises(WorkerDiedError):
+            call()
+
+
+def test_rank_0_failing_alone_ends_the_executor(start, quick_to_judge):
+    executor = start(2)
+    with pytest.raises(
+        WorkerDiedError, match="rank 0 failed step 1, which not all of the 2 ranks failed: ValueError"
+    ):
+        step(executor, "raise@0")
+    with pytest.raises(WorkerDiedError):
+        executor.check_health()
+
+
+def test_a_failure_after_the_last_collective_is_not_passed_over(start, becomes_true):
+    executor = start(2)
+    step(executor, "late@1")
+
+    def is_broken() -> bool:
+        try:
+            executor.check_health()
+        except WorkerDiedError as error:
+            return "after the collective" in str(error)
+        return False
+
+    assert becomes_true(is_broken, 2.0)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_death_within_a_step_does_not_hang_the_others(start, rank: int):
+    executor = start(3)
+    step(executor)
+    started = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=rf"rank {rank} died \(exit status 9\)"):
+        step(executor, f"die@{rank}")
+    assert time.monotonic() - started < 3
+
+
+def test_a_death_between_steps_is_noticed_within_a_second(start, becomes_true):
+    executor = start(2)
+    os.kill(executor.rank_pids[0], signal.SIGKILL)
+
+    def is_noticed() -> bool:
+        try:
+            executor.check_health()
+        except WorkerDiedError as error:
+            return "rank 1 died (signal 9)" in str(error)
+        return False
+
+    assert becomes_true(is_noticed, 1.0)
+    with pytest.raises(WorkerDiedError):
+        step(executor)
+
+
+@pytest.mark.parametrize("where", ["init", "set_up", "load_model"])
+def test_a_rank_that_cannot_start_says_why(start, monkeypatch: pytest.MonkeyPatch, where: str):
+    monkeypatch.setenv("FAIL_AT", f"{where}@1")
+    with pytest.raises(WorkerDiedError, match=rf"rank 1 failed in(.|\n)*RuntimeError: no {where} for rank 1"):
+        start(2)
+
+
+def test_a_rank_that_dies_while_starting_is_missed(start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DIE_AT", "load_model@1")
+    with pytest.raises(WorkerDiedError, match=r"rank 1 died \(exit status 7\)"):
+        start(2)
+
+
+def test_an_error_of_rank_0_while_starting_keeps_its_type(start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAIL_AT", "load_model@0")
+    with pytest.raises(RuntimeError, match="no load_model for rank 0") as caught:
+        start(2)
+    assert not isinstance(caught.value, WorkerDiedError)
+
+
+PARENT = """
+import sys, time
+from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
+from inferplane.executor.multiprocess import MultiprocessExecutor
+from inferplane.plugins import load_plugins
+sizes = dict(max_model_len=64, vocab_size=8)
+model = ModelConfig(model="m", path="m", hf_config={}, architecture="A", dtype="float32", **sizes)
+config = EngineConfig(model=model, device=DeviceConfig("sockets"), parallel=ParallelConfig(3))
+executor = MultiprocessExecutor(config, load_plugins(quiet=True))
+executor.start()
+print("pids", *executor.rank_pids, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_do_not_outlive_their_parent(
+    own_temporary_folder: Path, process_is_alive, becomes_true, end: signal.Signals
+):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    line = next(line for line in parent.stdout if line.startswith("pids"))
+    pids = [int(pid) for pid in line.split()[1:]]
+    assert all(map(process_is_alive, pids))
+    parent.send_signal(end)
+    parent.wait(10)
+    parent.stdout.close()
+    assert becomes_true(lambda: not any(map(process_is_alive, pids)), 5.0)
+    assert becomes_true(lambda: list(own_temporary_folder.iterdir()) == [], 1.0)

@@ -1,0 +1,78 @@
+"""Every block format against the `gguf` package, bit for bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from inferplane.models.errors import ModelLoadError
+from inferplane.quantization.ggml import FORMATS, block_format, dequantize
+
+BY_NAME = {known.name: known for known in FORMATS.values()}
+PACKED = [name for name, known in BY_NAME.items() if known.is_packed]
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+
+
+def reference(rows: np.ndarray, name: str) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
+
+
+def test_the_formats_that_the_project_promises_are_there() -> None:
+    promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+    assert sorted(BY_NAME) == sorted(promised)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_sizes_are_those_of_the_format(name: str) -> None:
+    known = BY_NAME[name]
+    assert known.type_id == gguf.GGMLQuantizationType[name]
+    assert (known.block_size, known.bytes_per_block) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
+    known = BY_NAME[name]
+    # random bytes reach infinite and not-a-number scales too
+    rows = np.random.default_rng(7).integers(0, 256, (50, 40 * known.bytes_per_block), dtype=np.uint8)
+    got = dequantize(rows, known)
+    assert got.dtype == np.float32
+    assert got.shape == (50, 40 * known.block_size)
+    np.testing.assert_array_equal(bits(got), bits(reference(rows, name)))
+
+
+@pytest.mark.parametrize("name", [name for name in PACKED if not name.endswith("_K")])
+def test_quantized_weights_come_back_near(name: str) -> None:
+    weights = np.random.default_rng(1).standard_normal((8, 256), dtype=np.float32)
+    rows = gguf.quantize(weights, gguf.GGMLQuantizationType[name])
+    got = dequantize(rows, BY_NAME[name])
+    np.testing.assert_array_equal(bits(got), bits(reference(rows, name)))
+    assert np.abs(got - weights).max() < 0.5
+
+
+def test_more_blocks_than_one_chunk_and_many_dimensions() -> None:
+    known = BY_NAME["Q4_1"]
+    rows = np.random.default_rng(3).integers(0, 256, (3, 7, 1000 * known.bytes_per_block), dtype=np.uint8)
+    got = dequantize(rows, known)
+    assert got.shape == (3, 7, 32_000)
+    np.testing.assert_array_equal(bits(got), bits(reference(rows, "Q4_1")))
+
+
+def test_no_blocks_are_no_values() -> None:
+    assert dequantize(np.empty((0, 20), np.uint8), BY_NAME["Q4_1"]).shape == (0, 32)
+
+
+def test_a_row_is_whole_blocks() -> None:
+    assert BY_NAME["Q6_K"].row_bytes(512) == 420
+    with pytest.raises(ValueError, match="row of 300 values is no whole number of Q6_K blocks of 256"):
+        BY_NAME["Q6_K"].row_bytes(300)
+
+
+@pytest.mark.parametrize(("type_id", "name"), [(23, "IQ4_XS"), (10, "Q2_K"), (999, "unknown")])
+def test_other_types_are_refused_by_name(type_id: int, name: str) -> None:
+    with pytest.raises(ModelLoadError, match=rf"'blk\.0\.x' is of type {name} \({type_id}\).*Q4_K"):
+        block_format(type_id, "blk.0.x")

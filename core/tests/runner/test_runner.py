@@ -1,0 +1,235 @@
+"""The runner over a model whose logits say which tokens it saw, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from inferplane.api.attention import AttentionInputs
+from inferplane.api.model import ForwardBatch, Model
+from inferplane.plan import StepPlan
+from inferplane.runner.batch import Batch
+from inferplane.runner.kv_groups import KVGroup
+from inferplane.runner.runner import Runner
+from inferplane.runner.sampler import Sampler
+
+VOCAB = 50
+BLOCK_SIZE = 4
+
+
+class SumModel(Model):
+    """Keeps tokens in its "KV" and predicts the sum of all tokens of the sequence so far, modulo the vocabulary."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.num_tokens: list[int] = []
+        self.fails = False
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        if self.fails:
+            raise RuntimeError("out of breath")
+        inputs: AttentionInputs = batch.metadata["layer"]
+        store = batch.kv["layer"]
+        self.num_tokens.append(len(batch.token_ids))
+        store[inputs.slot_mapping] = batch.token_ids
+        rows = []
+        for index, (query_len, seq_len) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
+            blocks = inputs.block_table[index].long()
+            slots = (blocks[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:seq_len]
+            rows.append(store[slots].cumsum(0)[seq_len - query_len :])
+        return (torch.cat(rows) % VOCAB)[:, None].float()
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = -(torch.arange(VOCAB)[None] - hidden).abs()
+        return logits.to(torch.float32)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        raise AssertionError("not called")
+
+    def attention_layers(self) -> list:
+        return []
+
+
+@pytest.fixture
+def model() -> SumModel:
+    return SumModel()
+
+
+@pytest.fixture
+def make_runner(runtime, model):
+    def make(samples: bool = True, max_num_reqs: int = 4) -> Runner:
+        backend = SimpleNamespace(build_metadata=lambda inputs: inputs)
+        return Runner(
+            model=model,
+            runtime=runtime,
+            kv={"layer": torch.zeros(400, dtype=torch.int64)},
+            groups=[KVGroup(BLOCK_SIZE, ((backend, ("layer",)),))],  # type: ignore[arg-type]
+            batch=Batch(max_num_reqs, 64, [BLOCK_SIZE]),
+            sampler=Sampler(max_num_reqs, VOCAB, runtime) if samples else None,
+            vocab_size=VOCAB,
+        )
+
+    return make
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(sum(tokens) % VOCAB)
+    return tokens[len(prompt) :]
+
+
+def step(runner: Runner, **plan) -> dict[str, list[int]]:
+    runner.execute(StepPlan(step_id=1, **plan))
+    result = runner.sample()
+    assert not result.errors
+    return result.sampled_token_ids
+
+
+def test_chunks_joining_and_leaving_requests_give_each_its_own_tokens(make_runner, model, new_request):
+    runner = make_runner(max_num_reqs=3)
+    a, b, c = [7, 1, 30, 2, 9, 9, 4], [3, 3], [1, 2, 3, 4, 5]
+    greedy = dict(temperature=0.0)
+    got: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+    def run(**plan):
+        for name, tokens in step(runner, **plan).items():
+            got[name] += tokens
+
+    run(new_requests=[new_request("a", a, block_ids=[[40, 9]], **greedy)], num_scheduled_tokens={"a": 3})
+    run(
+        new_requests=[new_request("b", b, block_ids=[[11]], **greedy)],
+        num_scheduled_tokens={"b": 2, "a": 3},
+    )
+    assert got == {"a": [], "b": continuation(b, 1), "c": []}
+    run(num_scheduled_tokens={"a": 1, "b": 1})
+    run(new_block_ids={"a": [[77]], "b": [[2]]}, num_scheduled_tokens={"a": 1, "b": 1})
+    run(
+        removed_request_ids=["a"],
+        new_requests=[new_request("c", c, block_ids=[[9, 40]], **greedy)],
+        num_scheduled_tokens={"c": 5, "b": 1},
+    )
+    run(num_scheduled_tokens={"b": 1, "c": 1})
+    assert got == {"a": continuation(a, 2), "b": continuation(b, 5), "c": continuation(c, 2)}
+    assert model.num_tokens == [3, 5, 2, 2, 6, 2]
+    run(removed_request_ids=["b", "c"])
+    assert len(runner.batch) == 0
+    assert len(model.num_tokens) == 6, "a plan that runs nothing calls no model"
+
+
+def test_a_prefix_hit_computes_only_the_rest(make_runner, model, new_request):
+    runner = make_runner()
+    prompt = [5, 6, 7, 8, 9, 10]
+    first = step(
+        runner,
+        new_requests=[new_request("a", prompt, block_ids=[[1, 2]], temperature=0.0)],
+        num_scheduled_tokens={"a": 6},
+    )
+    hit = new_request("b", prompt, num_computed_tokens=4, block_ids=[[1, 3]], temperature=0.0)
+    second = step(runner, removed_request_ids=["a"], new_requests=[hit], num_scheduled_tokens={"b": 2})
+    assert first["a"] == second["b"] == continuation(prompt, 1)
+    assert model.num_tokens == [6, 2]
+
+
+def test_prompt_logprobs_come_with_the_chunks_that_compute_them(make_runner, new_request, monkeypatch):
+    from inferplane.runner import runner as module
+
+    monkeypatch.setattr(module, "PROMPT_SLICE_ELEMENTS", 2 * VOCAB)  # three rows a slice
+    prompt = [7, 1, 30, 2, 9, 9, 4, 12, 13, 8]
+    runner = make_runner()
+    request = new_request(
+        "a", prompt, block_ids=[[1, 2, 3]], temperature=0.0, prompt_logprobs=2, max_tokens=0
+    )
+    entries = []
+    for index, count in enumerate((4, 5, 1)):
+        plan = StepPlan(
+            step_id=index, new_requests=[request] if index == 0 else [], num_scheduled_tokens={"a": count}
+        )
+        runner.execute(plan)
+        result = runner.sample()
+        assert result.sampled_token_ids == {}, "max_tokens 0 asks for no token"
+        entries += result.prompt_logprobs.get("a", [])
+    logits = -(torch.arange(VOCAB)[None] - (torch.tensor(prompt).cumsum(0) % VOCAB)[:, None]).abs().double()
+    expected = logits.log_softmax(-1)
+    assert [entry.chosen.token_id for entry in entries] == prompt[1:]
+    for position, entry in enumerate(entries):
+        assert entry.chosen.logprob == pytest.approx(
+            expected[position, prompt[position + 1]].item(), abs=1e-5
+        )
+        assert entry.chosen.rank == 1 + (expected[position] > expected[position, prompt[position + 1]]).sum()
+        assert entry.top[0].token_id == sum(prompt[: position + 1]) % VOCAB
+        assert len(entry.top) == 2
+
+
+def test_logprobs_are_of_the_model_and_not_of_the_settings(make_runner, new_request):
+    runner = make_runner()
+    request = new_request("a", [4], block_ids=[[0]], temperature=0.0, logprobs=1, logit_bias={9: 100})
+    runner.execute(StepPlan(step_id=1, new_requests=[request], num_scheduled_tokens={"a": 1}))
+    result = runner.sample()
+    assert result.sampled_token_ids == {"a": [9]}
+    (entry,) = result.logprobs["a"]
+    assert (entry.chosen.token_id, entry.top[0].token_id) == (9, 4)
+    assert entry.chosen.logprob == pytest.approx(entry.top[0].logprob - 5, abs=1e-5)
+
+
+def test_an_error_of_one_request_is_reported_once_and_leaves_the_others(make_runner, new_request):
+    runner = make_runner()
+    bad = new_request("bad", [1, 2], block_ids=[[1]], logits_processors={"nowhere": None})
+    good = new_request("good", [1, 2], block_ids=[[2]], temperature=0.0)
+    runner.execute(StepPlan(step_id=1, new_requests=[bad, good], num_scheduled_tokens={"bad": 1, "good": 2}))
+    result = runner.sample()
+    assert result.sampled_token_ids == {"good": [3]}
+    assert result.errors.keys() == {"bad"}
+    assert "'nowhere' is unknown" in result.errors["bad"]
+    assert step(runner, removed_request_ids=["bad"], num_scheduled_tokens={"good": 1}) == {"good": [6]}
+
+
+def test_after_a_step_that_raised_the_next_plan_finds_a_batch_in_order(make_runner, model, new_request):
+    runner = make_runner(max_num_reqs=2)
+    a = new_request("a", [1, 2, 3], block_ids=[[1]], temperature=0.0)
+    step(runner, new_requests=[a], num_scheduled_tokens={"a": 2})
+    model.fails = True
+    b = new_request("b", [4], block_ids=[[2]], temperature=0.0)
+    with pytest.raises(RuntimeError, match="out of breath"):
+        runner.execute(StepPlan(step_id=2, new_requests=[b], num_scheduled_tokens={"a": 1, "b": 1}))
+    with pytest.raises(RuntimeError, match="no executed plan"):
+        runner.sample()
+    model.fails = False
+    # the scheduler takes all of them out, those of which the worker never heard too, and starts again
+    tokens = step(
+        runner,
+        removed_request_ids=["a", "b", "never seen"],
+        new_requests=[b, a],
+        num_scheduled_tokens={"b": 1, "a": 3},
+    )
+    assert tokens == {"b": [4], "a": [6]}
+
+
+def test_a_rank_that_does_not_sample_follows_the_one_that_does(make_runner, new_request):
+    leader, follower = make_runner(), make_runner(samples=False)
+    plans = [
+        StepPlan(
+            step_id=1,
+            new_requests=[
+                new_request("a", [1, 2], block_ids=[[1]], temperature=0.8, seed=3, prompt_logprobs=0)
+            ],
+            num_scheduled_tokens={"a": 2},
+        ),
+        *[
+            StepPlan(step_id=2 + i, new_block_ids={"a": [[2 + i]]}, num_scheduled_tokens={"a": 1})
+            for i in range(5)
+        ],
+    ]
+    for plan in plans:
+        leader.execute(plan)
+        follower.execute(plan)
+        follower.accept(leader.sample().sampled_token_ids)
+    rows = [runner.batch.known_tokens(runner.batch.row_of("a")).tolist() for runner in (leader, follower)]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 8
+    follower.execute(StepPlan(step_id=9, num_scheduled_tokens={"a": 1}))
+    with pytest.raises(RuntimeError, match="does not sample"):
+        follower.sample()

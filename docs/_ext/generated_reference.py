@@ -1,0 +1,29 @@
+"""Directives that write reference pages: `hooks`, `command-line`, `environment` and `engine-options`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import reference_text
+
+WRITERS: dict[str, Callable[[], str]] = {
+    "hooks": reference_text.hooks_markdown,
+    "command-line": reference_text.command_line_markdown,
+    "environment": reference_text.environment_markdown,
+    "engine-options": reference_text.engine_options_markdown,
+}
+
+
+class _Generated(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(WRITERS[self.name](), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    for name in WRITERS:
+        app.add_directive(name, _Generated)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,1 @@
+"""CPU kernels of InferPlane: plain functions on torch tensors."""

@@ -1,0 +1,1 @@
+"""CPU platform plugin of InferPlane."""

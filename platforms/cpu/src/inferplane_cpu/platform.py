@@ -1,0 +1,47 @@
+"""The CPU platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, Platform, ProcessGroup
+
+if TYPE_CHECKING:
+    from inferplane.api.config import EngineArgs
+    from inferplane.api.worker import Worker
+
+_NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
+
+
+class CpuPlatform(Platform):
+    name = "cpu"
+
+    def config_defaults(self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str) -> Mapping[str, Any]:
+        """A half-precision checkpoint stays so only where the processor multiplies it natively.
+
+        Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.
+        """
+        capability = _NATIVE_PRODUCT.get(checkpoint_dtype)
+        keeps_dtype = capability is not None and device.capabilities.has(capability)
+        return {
+            "dtype": checkpoint_dtype if keeps_dtype else "float32",
+            "block_size": 16,
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 2048,
+        }
+
+    def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
+        from inferplane_cpu.runtime import CpuRuntime
+
+        return CpuRuntime(device)
+
+    def worker_class(self) -> type[Worker]:
+        from inferplane_cpu.worker import CpuWorker
+
+        return CpuWorker
+
+    def communicator(self, group: ProcessGroup, runtime: DeviceRuntime) -> Communicator:
+        from inferplane.api.torch_comm import TorchCommunicator
+
+        return TorchCommunicator(group, "gloo")

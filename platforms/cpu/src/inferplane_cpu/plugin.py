@@ -1,0 +1,87 @@
+"""The CPU platform's hooks. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from inferplane.api import (
+    CapabilitySet,
+    DeviceDescriptor,
+    Platform,
+    PluginManifest,
+    Supported,
+    hookimpl,
+)
+from inferplane.api.host_memory import host_memory
+
+from inferplane_cpu.cores import usable_cores
+from inferplane_cpu.processor import read_processor
+
+if TYPE_CHECKING:
+    from inferplane.api.attention import AttentionBackend
+    from inferplane.api.linear import LinearKernel
+    from inferplane.api.ops import OpImpl
+
+MANIFEST = PluginManifest(name="cpu", api=(1, 0), provides=("platform",))
+
+
+@hookimpl
+def probe_devices() -> Supported:
+    processor = read_processor()
+    device = DeviceDescriptor(
+        platform="cpu",
+        index=0,
+        name=f"{processor.name}, {usable_cores()} cores, {processor.vector_path}",
+        total_memory_bytes=host_memory().total_bytes,
+        capabilities=CapabilitySet(processor.capabilities),
+    )
+    return Supported("cpu", score=10, devices=(device,))
+
+
+@hookimpl
+def create_platform(device: DeviceDescriptor) -> Platform | None:
+    from inferplane_cpu.platform import CpuPlatform
+
+    return CpuPlatform() if device.platform == "cpu" else None
+
+
+@hookimpl
+def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
+    if device.platform != "cpu":
+        return []
+    from inferplane_cpu.attention import CpuPagedAttention
+
+    return [CpuPagedAttention]
+
+
+@hookimpl
+def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
+    if device.platform != "cpu":
+        return []
+    from inferplane_cpu.ops import OP_IMPLEMENTATIONS
+
+    return OP_IMPLEMENTATIONS
+
+
+@hookimpl
+def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
+    if device.platform != "cpu":
+        return []
+    from inferplane_cpu.linear import LINEAR_KERNELS
+
+    return LINEAR_KERNELS
+
+
+@hookimpl
+def collect_env() -> Mapping[str, str]:
+    processor = read_processor()
+    variables = ("OMP_NUM_THREADS", "KMP_AFFINITY", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "LD_PRELOAD")
+    return {
+        "processor": processor.name,
+        "vector path": processor.vector_path,
+        "native matrix products": ", ".join(processor.capabilities) or "float32 only",
+        "usable cores": str(usable_cores()),
+        **{name: os.environ[name] for name in variables if name in os.environ},
+    }

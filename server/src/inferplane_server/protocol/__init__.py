@@ -1,0 +1,1 @@
+"""Requests as they arrive. Names are OpenAI's, and for what OpenAI lacks those that this field already uses."""

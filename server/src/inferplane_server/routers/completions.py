@@ -1,0 +1,237 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from inferplane.engine.output import CompletionDelta
+from inferplane.request import PositionLogprobs
+from inferplane_server.body import body_schema, read_body
+from inferplane_server.chunks import ChunkFrame
+from inferplane_server.connection import BoundToCaller
+from inferplane_server.generation import (
+    Choice,
+    Collected,
+    GenerationRequest,
+    PromptDelta,
+    Usage,
+    collect,
+    stream,
+)
+from inferplane_server.logprobs import CompletionLogprobs, join_layouts, prompt_logprobs_by_id
+from inferplane_server.prompts import encode_prompts
+from inferplane_server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from inferplane_server.service import Service, new_id
+from inferplane_server.sse import EventStream, encode_json
+
+router = APIRouter(tags=["completions"])
+
+PromptPositions = list[PositionLogprobs | None]
+
+
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+async def create_completion(request: Request) -> Response:
+    """Continues one or more prompts; as server-sent events when ``stream`` is true."""
+    service = Service.of(request)
+    service.lifecycle.check_ready()
+    body = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
+    model = service.check_model(body.model)
+    body.check()
+    return BoundToCaller(service.lifecycle, CompletionJob(service, body, model).respond)
+
+
+class CompletionJob:
+    """One completion request on its way from prompts to a response."""
+
+    def __init__(self, service: Service, body: CompletionRequest, model: str) -> None:
+        self._service = service
+        self._body = body
+        self._echoes_logprobs = body.echo and body.logprobs is not None
+        self._skips_special = body.skip_special_tokens is not False
+        self._id = new_id("cmpl")
+        self._header = {
+            "id": self._id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": service.system_fingerprint,
+        }
+
+    async def respond(self) -> Response:
+        generation = await self._prepare()
+        if self._body.stream:
+            return EventStream(self._events(generation))
+        collected = await collect(self._service.engine, self._service.metrics, generation)
+        answer = {
+            **self._header,
+            "choices": [
+                self._choice(index, choice, generation, collected)
+                for index, choice in enumerate(collected.choices)
+            ],
+            "usage": collected.usage.as_dict(),
+        }
+        return Response(encode_json(answer), media_type="application/json")
+
+    async def _prepare(self) -> GenerationRequest:
+        body, engine = self._body, self._service.engine
+        more: dict[str, Any] = {"logprobs": body.logprobs}
+        if self._echoes_logprobs:
+            more["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        params = body.sampling_params(
+            engine.generation_defaults,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            max_model_len=engine.config.model.max_model_len,
+            **more,
+        )
+        params.check_vocabulary(engine.config.model.vocab_size)
+        prompts = await encode_prompts(
+            engine, body.prompts, add_special_tokens=body.add_special_tokens, max_tokens=params.max_tokens
+        )
+        return GenerationRequest(
+            id=self._id,
+            prompts=prompts,
+            params=params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+        )
+
+    def _echo_text(self, prompt_index: int, token_ids: list[int]) -> str:
+        prompt = self._body.prompts[prompt_index]
+        if isinstance(prompt, str):
+            return prompt
+        return self._service.engine.tokenizer.decode(token_ids, skip_special_tokens=self._skips_special)
+
+    def _new_logprobs(self) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            self._service.token_texts, self._body.logprobs or 0, skip_special_tokens=self._skips_special
+        )
+
+    def _choice(
+        self, index: int, choice: Choice, generation: GenerationRequest, collected: Collected
+    ) -> dict[str, Any]:
+        body, prompt_index = self._body, index // generation.params.n
+        token_ids, positions = generation.prompts[prompt_index], collected.prompt_logprobs[prompt_index]
+        logprobs = None
+        if body.logprobs is not None:
+            layout = self._new_logprobs()
+            parts = [layout.of_prompt(token_ids, positions)] if self._echoes_logprobs and positions else []
+            logprobs = join_layouts([*parts, layout.of_output(choice.logprobs)])
+        answer: dict[str, Any] = {
+            "index": index,
+            "text": (self._echo_text(prompt_index, token_ids) if body.echo else "") + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if body.prompt_logprobs is not None and positions is not None:
+            answer["prompt_logprobs"] = prompt_logprobs_by_id(positions, self._service.token_texts)
+        return answer
+
+    async def _events(self, generation: GenerationRequest) -> AsyncGenerator[bytes, None]:
+        usage = Usage()
+        frame = ChunkFrame(self._header, self._body.stream_options, usage)
+        choices: dict[int, ChoiceStream] = {}
+        echoes = EchoOrder(needs_logprobs=self._echoes_logprobs)
+        async with aclosing(stream(self._service.engine, self._service.metrics, generation)) as batches:
+            async for batch in batches:
+                out = b""
+                for item in echoes.release(batch):
+                    usage.add(item)
+                    for completion in item.delta.completions:
+                        index = item.prompt_index * generation.params.n + completion.index
+                        if index not in choices:
+                            choices[index] = ChoiceStream(index, self._new_logprobs())
+                            out += self._echo_chunk(
+                                frame, choices[index], item.prompt_index, generation, echoes
+                            )
+                        if completion.text or completion.logprobs or completion.finish_reason:
+                            out += frame.chunk(
+                                choices[index].chunk(completion, self._body.logprobs is not None)
+                            )
+                if out:
+                    yield out
+        yield frame.end()
+
+    def _echo_chunk(
+        self,
+        frame: ChunkFrame,
+        choice: ChoiceStream,
+        prompt_index: int,
+        generation: GenerationRequest,
+        echoes: EchoOrder,
+    ) -> bytes:
+        """The prompt as the first chunk of a choice, if it is to be echoed."""
+        if not self._body.echo:
+            return b""
+        token_ids = generation.prompts[prompt_index]
+        return frame.chunk(
+            choice.echo(
+                self._echo_text(prompt_index, token_ids), token_ids, echoes.positions.get(prompt_index)
+            )
+        )
+
+
+class EchoOrder:
+    """Holds back what comes of a prompt before the prompt's log-probabilities, which its echo needs first.
+
+    They come with one completion of the prompt, and others may be ahead of it.
+    """
+
+    def __init__(self, *, needs_logprobs: bool) -> None:
+        self.positions: dict[int, PromptPositions] = {}
+        self._needs_logprobs = needs_logprobs
+        self._held: dict[int, list[PromptDelta]] = {}
+
+    def release(self, batch: list[PromptDelta]) -> list[PromptDelta]:
+        """What may be sent now, in order."""
+        if not self._needs_logprobs:
+            return batch
+        released: list[PromptDelta] = []
+        for item in batch:
+            index = item.prompt_index
+            if item.delta.prompt_logprobs is not None:
+                self.positions[index] = item.delta.prompt_logprobs
+            if index in self.positions:
+                released += [*self._held.pop(index, ()), item]
+            else:
+                self._held.setdefault(index, []).append(item)
+        return released
+
+
+class ChoiceStream:
+    """One choice of a stream: its number and the running offset of its log-probabilities."""
+
+    def __init__(self, index: int, layout: CompletionLogprobs) -> None:
+        self._index = index
+        self._layout = layout
+
+    def echo(self, text: str, token_ids: list[int], positions: PromptPositions | None) -> bytes:
+        logprobs = b"null" if positions is None else encode_json(self._layout.of_prompt(token_ids, positions))
+        return self._encoded(text, logprobs, b"null")
+
+    def chunk(self, completion: CompletionDelta, with_logprobs: bool) -> bytes:
+        logprobs = b"null"
+        if with_logprobs and completion.logprobs:
+            logprobs = encode_json(self._layout.of_output(completion.logprobs))
+        ending = b"null"
+        if completion.finish_reason is not None:
+            ending = (
+                encode_json(completion.finish_reason)
+                + b',"stop_reason":'
+                + encode_json(completion.stop_reason)
+            )
+        return self._encoded(completion.text, logprobs, ending)
+
+    def _encoded(self, text: str, logprobs: bytes, ending: bytes) -> bytes:
+        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
+            self._index,
+            encode_json(text),
+            logprobs,
+            ending,
+        )

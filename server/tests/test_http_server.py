@@ -1,0 +1,175 @@
+"""Over real sockets: callers who hang up, bodies that are too large, the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from http_answers import error_of
+from inferplane_server.http_server import HttpServer
+from inferplane_server.serving import ServeError, bind
+from inferplane_server.settings import ServerSettings
+from scripted_engine import ScriptedEngine
+
+GENERATING = ["/v1/completions", "/v1/chat/completions"]
+
+
+@asynccontextmanager
+async def serving(engine: ScriptedEngine, **settings) -> AsyncIterator[HttpServer]:
+    listener = bind("127.0.0.1", 0)
+    server = HttpServer(engine, ServerSettings(**settings), listener)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+        listener.close()
+
+
+def body_of(route: str, **fields) -> dict:
+    if route.endswith("chat/completions"):
+        return {"model": "fake", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return {"model": "fake", "prompt": "hi", **fields}
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 3.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come about in time"
+        await asyncio.sleep(0.005)
+
+
+async def send_raw(
+    server: HttpServer, route: str, body: dict
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    payload = json.dumps(body).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
+    head += "Content-Type: application/json\r\n\r\n"
+    writer.write(head.encode() + payload)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("route", GENERATING)
+@pytest.mark.parametrize("fields", [{}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}])
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_a_caller_who_hangs_up_aborts_the_request(route, fields, prompts):
+    engine = ScriptedEngine(delay_s=0.02)
+    body = body_of(route, max_tokens=100, **fields)
+    if prompts > 1 and "prompt" in body:
+        body["prompt"] = ["hi"] * prompts
+    async with serving(engine) as server:
+        _, writer = await send_raw(server, route, body)
+        await until(lambda: len(engine.running) == (prompts if "prompt" in body else 1))
+        await asyncio.sleep(0.1)
+        num_running = len(engine.running)
+        writer.transport.abort()
+        await until(lambda: not engine.running, 1.0)
+        assert len(engine.aborted) == num_running
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            text = (await client.get("/metrics")).text
+            assert f"inferplane_requests_aborted_total {num_running}.0" in text
+            assert 'inferplane_requests_success_total{finish_reason="length"} 0.0' in text
+
+
+async def test_a_caller_who_hangs_up_before_the_first_token_aborts_too():
+    engine = ScriptedEngine(delay_s=60)
+    async with serving(engine) as server:
+        for stream in (False, True):
+            _, writer = await send_raw(server, "/v1/completions", body_of("/v1/completions", stream=stream))
+            await until(lambda: bool(engine.running))
+            writer.close()
+            await until(lambda: not engine.running, 1.0)
+
+
+async def test_two_requests_on_one_connection_do_not_disturb_each_other():
+    async with serving(ScriptedEngine()) as server, httpx.AsyncClient(base_url=server.url) as client:
+        for stream in (True, False, True):
+            response = await client.post("/v1/completions", json=body_of("/v1/completions", stream=stream))
+            assert response.status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+async def test_a_body_of_25_megabytes_is_413_and_holds_up_nobody(route):
+    big = b'{"model": "fake", "prompt": "' + b"x" * 25_000_000 + b'"}'
+    async with (
+        serving(ScriptedEngine()) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+    ):
+        posting = asyncio.create_task(
+            client.post(route, content=big, headers={"Content-Type": "application/json"})
+        )
+        slowest_s = 0.0
+        async with httpx.AsyncClient(base_url=server.url) as prober:
+            while not posting.done():
+                started_s = time.monotonic()
+                assert (await prober.get("/health")).status_code == 200
+                slowest_s = max(slowest_s, time.monotonic() - started_s)
+        error_of(await posting, 413, code="request_too_large")
+        assert slowest_s < 1.0
+
+
+async def test_a_caller_who_asks_before_sending_is_told_at_once():
+    async with serving(ScriptedEngine(), max_body_bytes=1000) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 50000000\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+async def test_draining_finishes_streams_refuses_others_and_then_stops():
+    engine = ScriptedEngine(delay_s=0.03)
+    async with serving(engine) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        body = body_of("/v1/completions", stream=True, max_tokens=20)
+        streams = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(10)]
+        await until(lambda: len(engine.running) == 10)
+        draining = asyncio.create_task(server.drain())
+        await asyncio.sleep(0.05)
+        error_of(await client.post("/v1/completions", json=body), 503, code="draining")
+        await draining
+        for response in await asyncio.gather(*streams):
+            assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_what_does_not_finish_in_the_drain_time_is_broken_off_with_an_error():
+    engine = ScriptedEngine(delay_s=0.05)
+    async with (
+        serving(engine, drain_timeout_s=0.1) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+    ):
+        body = body_of("/v1/completions", stream=True, max_tokens=100)
+        stream = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: bool(engine.running))
+        started_s = time.monotonic()
+        await server.drain()
+        assert time.monotonic() - started_s < 1.0
+        engine.die_after = 5
+        text = (await stream).text
+        assert "engine_dead" in text
+        assert "[DONE]" not in text
+
+
+def test_an_address_in_use_is_a_clear_error():
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServeError, match=f"port {port}.*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_here_is_a_clear_error():
+    with pytest.raises(ServeError, match=r"192\.0\.2\.1"):
+        bind("192.0.2.1", 0)
+    with pytest.raises(ServeError, match="--host"):
+        bind("no such host", 0)

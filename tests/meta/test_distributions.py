@@ -1,0 +1,124 @@
+"""Every distribution's pyproject.toml says what its folder says."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT, Distribution, distributions, python_files, repository_files, shown
+
+MAY_NEED = {
+    "core": set(),
+    "kernels": set(),
+    "platform": {"core", "kernels"},
+    "plugin": {"core"},
+    "server": {"core"},
+}
+
+every_distribution = pytest.mark.parametrize("distribution", distributions(), ids=lambda d: d.name)
+
+
+def test_the_distributions_are_found():
+    assert {"inferplane", "inferplane-cpu", "inferplane-kernels-cpu", "inferplane-server"} <= {
+        d.name for d in distributions()
+    }
+
+
+@every_distribution
+def test_name_follows_from_folder(distribution: Distribution):
+    folder = distribution.relative_folder
+    expected = "inferplane" if folder == "core" else "inferplane-" + folder.split("/")[-1]
+    assert distribution.name == expected
+
+
+@every_distribution
+def test_folder_has_the_shape_of_a_distribution(distribution: Distribution):
+    for name in ("README.md", "LICENSE", f"src/{distribution.import_name}/__init__.py", "tests"):
+        assert (distribution.folder / name).exists(), f"{distribution.relative_folder} lacks {name}"
+    assert (distribution.package / "py.typed").exists()
+    assert (distribution.folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert [path.name for path in (distribution.folder / "src").iterdir() if path.is_dir()] == [
+        distribution.import_name
+    ]
+
+
+@every_distribution
+def test_metadata_is_the_common_one(distribution: Distribution):
+    core = next(d for d in distributions() if d.kind == "core").pyproject["project"]
+    project = distribution.pyproject["project"]
+    for field in ("version", "license", "license-files", "requires-python", "readme"):
+        assert project[field] == core[field], f"{field} of {distribution.name} differs from the core's"
+
+
+@every_distribution
+def test_it_needs_only_what_the_import_rule_allows(distribution: Distribution):
+    kind_of = {d.name: d.kind for d in distributions()}
+    ours = {name for name in distribution.required_names if name.startswith("inferplane")}
+    assert ours <= kind_of.keys(), "a distribution that does not exist is required"
+    assert {kind_of[name] for name in ours} <= MAY_NEED[distribution.kind]
+
+
+@every_distribution
+def test_tests_mirror_sources(distribution: Distribution):
+    tests = distribution.folder / "tests"
+    for path in python_files(f"{distribution.relative_folder}/tests"):
+        mirrored = distribution.package / path.parent.relative_to(tests)
+        assert mirrored.is_dir(), f"{shown(path)} tests {shown(mirrored)}, which does not exist"
+
+
+@every_distribution
+def test_entry_points_name_modules_that_exist(distribution: Distribution):
+    project = distribution.pyproject["project"]
+    plugins = project.get("entry-points", {}).get("inferplane.plugins", {})
+    if distribution.kind in ("platform", "plugin", "server"):
+        assert plugins, f"{distribution.name} is a plugin, but declares none"
+    for target in [*plugins.values(), *project.get("scripts", {}).values()]:
+        module = target.split(":")[0].replace(".", "/")
+        assert (distribution.folder / "src" / f"{module}.py").is_file(), f"{target} does not exist"
+
+
+def test_extras_of_the_core_name_what_exists():
+    core = next(d for d in distributions() if d.kind == "core")
+    others = {d.name for d in distributions() if d.kind in ("platform", "plugin", "server")}
+    extras = core.pyproject["project"]["optional-dependencies"]
+    assert set(extras.pop("all")) == {name for names in extras.values() for name in names} == others
+
+
+def test_folders_without_a_distribution_say_so():
+    promised = {"plugins", "kernels-cuda", "kernels-rocm"} - {
+        d.relative_folder.split("/")[0] for d in distributions()
+    }
+    for folder in promised:
+        assert "Nothing is shipped from this folder yet" in (ROOT / folder / "README.md").read_text(
+            encoding="utf-8"
+        )
+        assert [path.name for path in repository_files() if path.is_relative_to(ROOT / folder)] == [
+            "README.md"
+        ]
+
+
+def test_tox_lists_the_light_dependencies_of_all_distributions():
+    """lint, docs and type run without torch and transformers, on a list that has to be written down a second time."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    listed = set(tox["dependencies"]["light"].split())
+    needed = {requirement for d in distributions() for requirement in d.requirements}
+    heavy_or_ours = {name for name in needed if name.startswith(("inferplane", "torch", "transformers"))}
+    assert listed == needed - heavy_or_ours
+
+
+@every_distribution
+def test_the_wheel_holds_the_whole_package(distribution: Distribution, tmp_path: Path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=distribution.folder, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    source = distribution.folder / "src"
+    assert packed == {
+        path.relative_to(source).as_posix() for path in repository_files() if path.is_relative_to(source)
+    }

@@ -1,0 +1,253 @@
+"""A worker without a model that verifies every plan, and an engine loop around it and a scheduler.
+
+The worker keeps a simulated KV memory. A slot holds the identity of the whole prefix that ends at its token, and a
+request that attends to a position must find exactly its own prefix there. So a block that is handed out twice, freed
+too early, shared wrongly or cached before it was computed shows up as a wrong value, in the step that reads it.
+
+The next token is a hash of seed and tokens, so the right answer to a request does not depend on any schedule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from inferplane.plan import NewRequest, StepPlan, StepResult
+from inferplane.request import EngineOutput, EngineRequest, FinishReason, PositionLogprobs, TokenLogprob
+from inferplane.scheduler import Scheduler
+
+VOCAB_SIZE = 16
+
+
+def next_token(seed: int, token_ids: list[int]) -> int:
+    return blake2b(repr((seed, token_ids)).encode(), digest_size=1).digest()[0] % VOCAB_SIZE
+
+
+def logprobs_of(position: int, token_id: int) -> PositionLogprobs:
+    return PositionLogprobs(chosen=TokenLogprob(token_id=token_id, logprob=-float(position), rank=1), top=[])
+
+
+def right_answer(request: EngineRequest, seed: int) -> tuple[list[int], FinishReason]:
+    """Output tokens and end of a request, from the words of `SamplingParams` alone."""
+    params, output = request.params, list[int]()
+    while len(output) < request.max_tokens:
+        token_id = next_token(seed, [*request.prompt_token_ids, *output])
+        is_stop = token_id in (params.stop_token_ids or []) or (
+            token_id in request.eos_token_ids and not params.ignore_eos
+        )
+        may_stop = len(output) >= params.min_tokens
+        output.append(token_id)
+        if is_stop and may_stop:
+            return output, FinishReason.STOP
+    return output, FinishReason.LENGTH
+
+
+@dataclass
+class Row:
+    """What a worker keeps of one request."""
+
+    request: NewRequest
+    token_ids: list[int]
+    num_computed: int
+    block_ids: list[list[int]]
+    prefixes: list[int] = field(default_factory=list)
+    """The identity of the prefix that ends at each token."""
+
+
+class SimulatedWorker:
+    """Executes plans in order; raises `AssertionError` for a plan that a real worker would compute wrongly."""
+
+    def __init__(
+        self, block_sizes: list[int], num_blocks: int, max_num_seqs: int, max_num_tokens: int
+    ) -> None:
+        self.block_sizes = block_sizes
+        self.num_blocks = num_blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_tokens = max_num_tokens
+        self.rows: dict[str, Row] = {}
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        """(block, offset) -> (group, identity of the prefix)."""
+        self.salts: dict[str, str | None] = {}
+        """Told by the test, because a plan does not say it."""
+        self.fails_for: Callable[[str, int, int], bool] = lambda request_id, start, end: False
+        """Whether the step raises when it runs these tokens of this request."""
+        self.errors_for: Callable[[str], str | None] = lambda request_id: None
+        """What to put into the result's ``errors``."""
+
+    def execute(self, plan: StepPlan) -> tuple[StepResult, set[int]]:
+        """Also returns the blocks that the step wrote."""
+        self._apply(plan)
+        assert plan.num_scheduled_tokens, "an empty plan"
+        assert plan.num_tokens <= self.max_num_tokens, "over the token budget"
+        assert len(self.rows) <= self.max_num_seqs, "over max_num_seqs"
+        written: dict[tuple[int, int], str] = {}
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            assert 1 <= num_tokens <= len(row.token_ids) - row.num_computed, (
+                f"{request_id}: {num_tokens} tokens"
+            )
+            for position in range(row.num_computed, row.num_computed + num_tokens):
+                for slot, value in self._slots(row, position):
+                    assert slot not in written, (
+                        f"{request_id} and {written.get(slot)} write the same slot {slot}"
+                    )
+                    written[slot] = request_id
+                    self.memory[slot] = value
+        result = StepResult(step_id=plan.step_id, sampled_token_ids={})
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            end = row.num_computed + num_tokens
+            for position in range(end):
+                for slot, value in self._slots(row, position):
+                    assert self.memory.get(slot) == value, (
+                        f"{request_id} reads a wrong token {position} in slot {slot}"
+                    )
+            if self.fails_for(request_id, row.num_computed, end):
+                raise RuntimeError(f"the model broke on {request_id}")
+            self._finish_row(row, num_tokens, result)
+        return result, {block_id for block_id, _ in written}
+
+    def _apply(self, plan: StepPlan) -> None:
+        for request_id in plan.removed_request_ids:
+            self.rows.pop(request_id, None)
+        for request in plan.new_requests:
+            assert request.request_id not in self.rows, f"{request.request_id} is in the batch already"
+            assert request.request_id in plan.num_scheduled_tokens
+            block_ids = [list(ids) for ids in request.block_ids]
+            row = Row(request, list(request.token_ids), request.num_computed_tokens, block_ids)
+            self.rows[request.request_id] = row
+        for request_id, new_ids in plan.new_block_ids.items():
+            assert request_id in plan.num_scheduled_tokens, f"{request_id} gets blocks and does not run"
+            for own, new in zip(self.rows[request_id].block_ids, new_ids, strict=True):
+                own.extend(new)
+
+    def _slots(self, row: Row, position: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """The slot of a token and what it must hold, for each group."""
+        prefixes = row.prefixes
+        while len(prefixes) <= position:
+            before = prefixes[-1] if prefixes else hash(self.salts.get(row.request.request_id))
+            prefixes.append(hash((before, row.token_ids[len(prefixes)])))
+        slots = []
+        for group, block_size in enumerate(self.block_sizes):
+            block_id = row.block_ids[group][position // block_size]
+            assert 0 <= block_id < self.num_blocks, f"block {block_id} does not exist"
+            slots.append(((block_id, position % block_size), (group, prefixes[position])))
+        return slots
+
+    def _finish_row(self, row: Row, num_tokens: int, result: StepResult) -> None:
+        request_id, params = row.request.request_id, row.request.params
+        start, end = row.num_computed, row.num_computed + num_tokens
+        row.num_computed = end
+        if params.prompt_logprobs is not None:
+            predicted = range(start + 1, min(end + 1, row.request.num_prompt_tokens))
+            result.prompt_logprobs[request_id] = [logprobs_of(pos, row.token_ids[pos]) for pos in predicted]
+        error = self.errors_for(request_id)
+        if error is not None:
+            result.errors[request_id] = error
+        elif end == len(row.token_ids):
+            token_id = next_token(row.request.seed, row.token_ids)
+            row.token_ids.append(token_id)
+            result.sampled_token_ids[request_id] = [token_id]
+            if params.logprobs is not None:
+                result.logprobs[request_id] = [logprobs_of(end, token_id)]
+
+
+class SimulatedEngine:
+    """The engine's loop. With ``num_plans_ahead`` plans are made before the results of earlier ones are known."""
+
+    def __init__(self, scheduler: Scheduler, worker: SimulatedWorker, num_plans_ahead: int = 0) -> None:
+        self.scheduler = scheduler
+        self.worker = worker
+        self.num_plans_ahead = num_plans_ahead
+        self.in_flight: deque[tuple[StepPlan, StepResult, set[int]]] = deque()
+        self.requests: dict[str, EngineRequest] = {}
+        self.seeds: dict[str, int] = {}
+        self.outputs: dict[str, list[EngineOutput]] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(self, request: EngineRequest) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
+        self.worker.salts[request.request_id] = request.cache_salt
+
+    def abort(self, *request_ids: str) -> None:
+        self._take(self.scheduler.abort(request_ids))
+
+    def step(self) -> StepPlan | None:
+        """Plans a step, executes it, and takes in the oldest result that is due."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.plans.append(plan)
+            self._check_new_blocks(plan)
+            self.seeds.update((new.request_id, new.seed) for new in plan.new_requests)
+            try:
+                result, written = self.worker.execute(plan)
+            except RuntimeError as error:
+                self.flush()
+                self._take(self.scheduler.fail_step(plan, error))
+                return plan
+            self.in_flight.append((plan, result, written))
+        else:
+            assert self.in_flight or not self.scheduler.has_work(), (
+                "requests wait, and nothing would ever run"
+            )
+        if self.in_flight and (plan is None or len(self.in_flight) > self.num_plans_ahead):
+            self._answer_oldest()
+        return plan
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Until nothing is left."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work():
+                self.flush()
+                return
+            self.step()
+        raise AssertionError(f"requests are unfinished after {max_steps} steps")
+
+    def flush(self) -> None:
+        """Takes in every result."""
+        while self.in_flight:
+            self._answer_oldest()
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.new_token_ids]
+
+    def finish_reason(self, request_id: str) -> FinishReason | None:
+        outputs = self.outputs[request_id]
+        return outputs[-1].finish_reason if outputs else None
+
+    def check_answer(self, request_id: str) -> None:
+        """The tokens are the right ones, all of them, or as many as came before an abort or an error."""
+        output, reason = self.tokens(request_id), self.finish_reason(request_id)
+        if request_id not in self.seeds:
+            assert reason is FinishReason.ABORT and not output
+            return
+        right_output, right_reason = right_answer(self.requests[request_id], self.seeds[request_id])
+        if reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert output == right_output[: len(output)]
+        else:
+            assert (output, reason) == (right_output, right_reason)
+
+    def _answer_oldest(self) -> None:
+        plan, result, _ = self.in_flight.popleft()
+        self._take(self.scheduler.update(plan, result))
+
+    def _take(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            earlier = self.outputs[output.request_id]
+            assert not earlier or earlier[-1].finish_reason is None, (
+                f"an output after the end of {output.request_id}"
+            )
+            earlier.append(output)
+
+    def _check_new_blocks(self, plan: StepPlan) -> None:
+        """No block that a step in flight writes may be drawn from the pool."""
+        drawn = {block for lists in plan.new_block_ids.values() for ids in lists for block in ids}
+        for new in plan.new_requests:
+            for ids, block_size in zip(new.block_ids, self.worker.block_sizes, strict=True):
+                drawn.update(ids[new.num_computed_tokens // block_size :])
+        for earlier, _, written in self.in_flight:
+            assert not drawn & written, f"step {earlier.step_id} still writes {sorted(drawn & written)}"
