@@ -1,4 +1,4 @@
-"""Paged attention against a float64 computation that reads the sequences as they were given, not as they were stored."""
+"""Paged attention against a float64 computation over the sequences as they were given, not as they were stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from inferplane_kernels_cpu import attention_plan
 from inferplane_kernels_cpu.attention_plan import KVShape, plan_attention
 from inferplane_kernels_cpu.paged_attention import Scratch, allocate_kv, paged_attention, store_kv
@@ -34,7 +35,11 @@ class Case:
         self.generator = torch.Generator().manual_seed(self.seed)
         counts = [-(-length // self.block_size) for length in self.seq_lens]
         num_blocks = sum(counts) + 3
-        order = torch.arange(num_blocks) if self.consecutive else torch.randperm(num_blocks, generator=self.generator)
+        order = (
+            torch.arange(num_blocks)
+            if self.consecutive
+            else torch.randperm(num_blocks, generator=self.generator)
+        )
         self.block_table = torch.full((len(counts), max(counts) + 1), int(order[-1]), dtype=torch.int32)
         start = 0
         for index, count in enumerate(counts):
@@ -51,7 +56,10 @@ class Case:
 
     def slots(self, index: int, start: int, end: int) -> torch.Tensor:
         positions = torch.arange(start, end)
-        return self.block_table[index, positions // self.block_size].long() * self.block_size + positions % self.block_size
+        return (
+            self.block_table[index, positions // self.block_size].long() * self.block_size
+            + positions % self.block_size
+        )
 
     def run(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Writes the past, then runs one step; returns what came out and the float64 truth, by request."""
@@ -73,7 +81,9 @@ class Case:
         plan = plan_attention(self.query_lens, self.seq_lens, self.block_table, slot_mapping, shape)
         store_kv(k, v, self.kv, plan)
         scratch = Scratch()
-        paged_attention(q * 3, k, v, self.kv, plan, self.scale, scratch)  # an earlier layer leaves no trace in the plan
+        paged_attention(
+            q * 3, k, v, self.kv, plan, self.scale, scratch
+        )  # an earlier layer leaves no trace in the plan
         out = paged_attention(q, k, v, self.kv, plan, self.scale, scratch)
         truth = [self.truth(query, index) for index, query in enumerate(queries)]
         return list(out.split(self.query_lens)), truth
@@ -89,7 +99,9 @@ class Case:
     def check(self) -> None:
         for got, want in zip(*self.run()):
             assert got.dtype == self.dtype
-            assert (got.double() - want).abs().max().item() <= TOLERANCES[self.dtype] * max(1.0, want.abs().max().item())
+            assert (got.double() - want).abs().max().item() <= TOLERANCES[self.dtype] * max(
+                1.0, want.abs().max().item()
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -23,7 +23,7 @@ FEW = [
     "Shopping list:\n- apples\n- bread\n- cheese\n-",
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
 ]
-"""A first selection, for the quick runs; each kind of text once."""
+"""A first selection for quick runs: short ones, of each kind one."""
 
 PROMPTS = [
     *FEW,

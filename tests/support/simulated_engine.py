@@ -10,7 +10,7 @@ The next token is a hash of seed and tokens, so the right answer to a request do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -19,6 +19,7 @@ from inferplane.request import EngineOutput, EngineRequest, FinishReason, Positi
 from inferplane.scheduler import Scheduler
 
 VOCAB_SIZE = 16
+SLOTS_PER_BLOCK = 64
 
 
 def next_token(seed: int, token_ids: list[int]) -> int:
@@ -67,8 +68,8 @@ class SimulatedWorker:
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.rows: dict[str, Row] = {}
-        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
-        """(block, offset) -> (group, identity of the prefix)."""
+        self.memory: dict[int, tuple[int, int]] = {}
+        """For each slot the group and the identity of the prefix."""
         self.salts: dict[str, str | None] = {}
         """Told by the test, because a plan does not say it."""
         self.fails_for: Callable[[str, int, int], bool] = lambda request_id, start, end: False
@@ -82,32 +83,28 @@ class SimulatedWorker:
         assert plan.num_scheduled_tokens, "an empty plan"
         assert plan.num_tokens <= self.max_num_tokens, "over the token budget"
         assert len(self.rows) <= self.max_num_seqs, "over max_num_seqs"
-        written: dict[tuple[int, int], str] = {}
+        written: dict[int, str] = {}
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self.rows[request_id]
             assert 1 <= num_tokens <= len(row.token_ids) - row.num_computed, (
                 f"{request_id}: {num_tokens} tokens"
             )
-            for position in range(row.num_computed, row.num_computed + num_tokens):
-                for slot, value in self._slots(row, position):
-                    assert slot not in written, (
-                        f"{request_id} and {written.get(slot)} write the same slot {slot}"
-                    )
-                    written[slot] = request_id
-                    self.memory[slot] = value
+            for slot, value in self._slots(row, row.num_computed, row.num_computed + num_tokens):
+                assert slot not in written, f"{request_id} and {written.get(slot)} write the same slot {slot}"
+                written[slot] = request_id
+                self.memory[slot] = value
         result = StepResult(step_id=plan.step_id, sampled_token_ids={})
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self.rows[request_id]
             end = row.num_computed + num_tokens
-            for position in range(end):
-                for slot, value in self._slots(row, position):
-                    assert self.memory.get(slot) == value, (
-                        f"{request_id} reads a wrong token {position} in slot {slot}"
-                    )
+            for slot, value in self._slots(row, 0, end):
+                assert self.memory.get(slot) == value, (
+                    f"{request_id} reads a token that is not its own in slot {slot}"
+                )
             if self.fails_for(request_id, row.num_computed, end):
                 raise RuntimeError(f"the model broke on {request_id}")
             self._finish_row(row, num_tokens, result)
-        return result, {block_id for block_id, _ in written}
+        return result, {slot // SLOTS_PER_BLOCK for slot in written}
 
     def _apply(self, plan: StepPlan) -> None:
         for request_id in plan.removed_request_ids:
@@ -123,18 +120,21 @@ class SimulatedWorker:
             for own, new in zip(self.rows[request_id].block_ids, new_ids, strict=True):
                 own.extend(new)
 
-    def _slots(self, row: Row, position: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """The slot of a token and what it must hold, for each group."""
+    def _slots(self, row: Row, start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """The slots of these tokens, and what each must hold, for each group."""
         prefixes = row.prefixes
-        while len(prefixes) <= position:
-            before = prefixes[-1] if prefixes else hash(self.salts.get(row.request.request_id))
-            prefixes.append(hash((before, row.token_ids[len(prefixes)])))
-        slots = []
+        if not prefixes:
+            prefixes.append(hash((self.salts.get(row.request.request_id), row.token_ids[0])))
+        for token_id in row.token_ids[len(prefixes) : end]:
+            prefixes.append(hash((prefixes[-1], token_id)))
         for group, block_size in enumerate(self.block_sizes):
-            block_id = row.block_ids[group][position // block_size]
-            assert 0 <= block_id < self.num_blocks, f"block {block_id} does not exist"
-            slots.append(((block_id, position % block_size), (group, prefixes[position])))
-        return slots
+            block_ids = row.block_ids[group]
+            assert all(0 <= block_id < self.num_blocks for block_id in block_ids), (
+                f"no such blocks: {block_ids}"
+            )
+            for position in range(start, end):
+                slot = block_ids[position // block_size] * SLOTS_PER_BLOCK + position % block_size
+                yield slot, (group, prefixes[position])
 
     def _finish_row(self, row: Row, num_tokens: int, result: StepResult) -> None:
         request_id, params = row.request.request_id, row.request.params

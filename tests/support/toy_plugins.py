@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PLATFORM = '''
+PLATFORM = """
 from inferplane.api import *
 
 MANIFEST = PluginManifest(name={name!r}, api={api}, provides=("platform",))
@@ -27,7 +27,7 @@ def probe_devices():
 @hookimpl
 def create_platform(device):
     return ToyPlatform() if device.platform == {name!r} else None
-'''
+"""
 
 
 class ToyIndex:
@@ -38,7 +38,9 @@ class ToyIndex:
         self._monkeypatch = monkeypatch
         monkeypatch.syspath_prepend(str(directory))
 
-    def install(self, name: str, source: str, *, version: str = "1.2.3", distribution: str | None = None) -> str:
+    def install(
+        self, name: str, source: str, *, version: str = "1.2.3", distribution: str | None = None
+    ) -> str:
         """Returns the distribution's name."""
         distribution = distribution or f"toy-{name}"
         module = f"{distribution.replace('-', '_')}_module"

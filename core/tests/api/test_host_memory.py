@@ -6,17 +6,21 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from inferplane.api.cgroup import cgroup_folders
 from inferplane.api.host_memory import host_memory
 
 GIB = 1 << 30
 
 
-def machine(root: Path, membership: str | None, files: dict[str, str], total_gib: int = 24, free_gib: int = 20) -> Path:
+def machine(
+    root: Path, membership: str | None, files: dict[str, str], total_gib: int = 24, free_gib: int = 20
+) -> Path:
     (root / "proc/self").mkdir(parents=True)
     kib = 1 << 20
     (root / "proc/meminfo").write_text(
-        f"MemTotal:       {total_gib * kib} kB\nMemFree:  1 kB\nMemAvailable:   {free_gib * kib} kB\nHugePages_Total:  0\n"
+        f"MemTotal:       {total_gib * kib} kB\nMemFree:  1 kB\n"
+        f"MemAvailable:   {free_gib * kib} kB\nHugePages_Total:  0\n"
     )
     if membership is not None:
         (root / "proc/self/cgroup").write_text(membership)

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from toy_plugins import ToyIndex
 
 
-@pytest.fixture()
+@pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyIndex:
     """An empty place to install toy distributions into. What is really installed stays visible beside them."""
     monkeypatch.delenv("INFERPLANE_DEVICE", raising=False)

@@ -6,12 +6,16 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
 from inferplane.plugins import PluginError, PluginSet, PluginStatus, load_plugins
 from toy_plugins import ToyIndex
 
-MANIFEST = "from inferplane.api import *\nMANIFEST = PluginManifest(name={name!r}, api={api!r}, provides=())\n"
+MANIFEST = (
+    "from inferplane.api import *\nMANIFEST = PluginManifest(name={name!r}, api={api!r}, provides=())\n"
+)
 
 
 def record_of(plugins: PluginSet, name: str):
@@ -26,7 +30,10 @@ def test_the_reference_is_always_there() -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("import a_driver_that_is_not_here", "ModuleNotFoundError: No module named 'a_driver_that_is_not_here'"),
+        (
+            "import a_driver_that_is_not_here",
+            "ModuleNotFoundError: No module named 'a_driver_that_is_not_here'",
+        ),
         ("raise ImportError('libtoy.so.1: cannot open')", "ImportError: libtoy.so.1: cannot open"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
@@ -51,7 +58,9 @@ def test_a_plugin_that_fails_to_import(
     assert plugins.select_device("sound").platform == "sound"
 
 
-def test_quiet_keeps_the_record_and_leaves_the_warning_out(toys: ToyIndex, caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_keeps_the_record_and_leaves_the_warning_out(
+    toys: ToyIndex, caplog: pytest.LogCaptureFixture
+) -> None:
     toys.install("broken", "1 / 0")
     assert record_of(load_plugins(quiet=True), "broken").status is PluginStatus.FAILED
     assert not caplog.records
@@ -106,6 +115,7 @@ def test_another_api_version_is_refused(
         ("", "has no MANIFEST"),
         ("MANIFEST = {'name': 'odd', 'api': (1, 0)}", "is a dict, not an inferplane.api.PluginManifest"),
         (MANIFEST.format(name="odd", api="1.0"), "declares api='1.0'"),
+        ("from inferplane.api import *\nMANIFEST = PluginManifest('odd', (1, 0), 7)", "declares provides=7"),
         (MANIFEST.format(name="other", api=(1, 0)), "named 'other', its entry point 'odd'"),
         (MANIFEST.format(name="odd", api=(1, 0)) + "@hookimpl\ndef no_such_hook(): pass", "no_such_hook"),
         (MANIFEST.format(name="odd", api=(1, 0)) + "@hookimpl\ndef models(extra): pass", "extra"),
@@ -113,8 +123,11 @@ def test_another_api_version_is_refused(
 )
 def test_a_plugin_that_breaks_the_contract_is_refused_whole(toys: ToyIndex, source: str, reason: str) -> None:
     """Its sound hooks are not registered either."""
-    toys.install("odd", source + "\ntry:\n  hookimpl\nexcept NameError:\n  from inferplane.api import hookimpl\n"
-                 "@hookimpl\ndef collect_env(): return {'half': 'registered'}\n")
+    toys.install(
+        "odd",
+        source + "\ntry:\n  hookimpl\nexcept NameError:\n  from inferplane.api import hookimpl\n"
+        "@hookimpl\ndef collect_env(): return {'half': 'registered'}\n",
+    )
     plugins = load_plugins()
     record = record_of(plugins, "odd")
     assert record.status is PluginStatus.REFUSED
@@ -139,7 +152,9 @@ def test_a_hook_that_raises_is_left_out(toys: ToyIndex, caplog: pytest.LogCaptur
     toys.install("raising", manifest + "@hookimpl\ndef models(): raise OSError('disk on fire')\n")
     toys.install("wrong", MANIFEST.format(name="wrong", api=(1, 0)) + "@hookimpl\ndef models(): return 17\n")
     toys.install(
-        "right", MANIFEST.format(name="right", api=(1, 0)) + "@hookimpl\ndef models(): return {'ToyModel': 'toy:Model'}\n"
+        "right",
+        MANIFEST.format(name="right", api=(1, 0))
+        + "@hookimpl\ndef models(): return {'ToyModel': 'toy:Model'}\n",
     )
     plugins = load_plugins()
     assert plugins.models() == {"ToyModel": "toy:Model"}
@@ -152,7 +167,9 @@ def test_a_hook_that_raises_is_left_out(toys: ToyIndex, caplog: pytest.LogCaptur
 def test_two_plugins_of_one_key_are_announced(toys: ToyIndex, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("one", "two"):
         source = MANIFEST.format(name=name, api=(1, 0))
-        toys.install(name, source + f"@hookimpl\ndef scheduler_policies(): return {{'sjf': '{name}:Policy'}}\n")
+        toys.install(
+            name, source + f"@hookimpl\ndef scheduler_policies(): return {{'sjf': '{name}:Policy'}}\n"
+        )
     assert load_plugins().scheduler_policies() == {"sjf": "one:Policy"}
     assert any("'one'" in r.message and "'two'" in r.message and "'sjf'" in r.message for r in caplog.records)
 
@@ -160,7 +177,8 @@ def test_two_plugins_of_one_key_are_announced(toys: ToyIndex, caplog: pytest.Log
 def test_commands(toys: ToyIndex) -> None:
     source = MANIFEST.format(name="speaking", api=(1, 0))
     toys.install(
-        "speaking", source + "@hookimpl\ndef cli_commands(): return [CommandSpec('say', 'toy:say', 'Says a word.')]\n"
+        "speaking",
+        source + "@hookimpl\ndef cli_commands(): return [CommandSpec('say', 'toy:say', 'Says a word.')]\n",
     )
     assert [spec.target for spec in load_plugins().commands() if spec.name == "say"] == ["toy:say"]
 
@@ -171,13 +189,16 @@ def test_loading_is_quick_and_torch_free() -> None:
     Measured in processor time, of which even a busy machine gives an honest account.
     """
     script = (
-        "import sys, time; import inferplane.plugins as p; start = time.process_time(); plugins = p.load_plugins(quiet=True);"
+        "import sys, time; import inferplane.plugins as p; start = time.process_time();"
+        "plugins = p.load_plugins(quiet=True);"
         "took = time.process_time() - start; plugins.probe(); plugins.commands(); plugins.models();"
         "print(took, 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
     took = []
     for _ in range(5):  # the machine may be busy; one quick run shows that it can be quick
-        out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
         seconds, *imported = out.split()
         assert imported == ["False", "False"]
         took.append(float(seconds))
@@ -185,3 +206,12 @@ def test_loading_is_quick_and_torch_free() -> None:
             break
         time.sleep(0.2)
     assert min(took) <= 0.04, f"loading took {took} s"
+
+
+def test_a_damaged_installation_keeps_the_others(toys: ToyIndex, tmp_path: Path) -> None:
+    toys.install("damaged", "1 / 0")
+    toys.install_platform("sound")
+    (tmp_path / "toy_damaged-1.2.3.dist-info" / "METADATA").write_text("\x00")
+    plugins = load_plugins(quiet=True)
+    assert record_of(plugins, "damaged").distribution == "unknown"
+    assert record_of(plugins, "sound").status is PluginStatus.LOADED

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from inferplane.api import DeviceDescriptor
 from inferplane.api.attention import AttentionLayer
 from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
 from inferplane.api.linear import LinearShape
 from inferplane.api.ops import OPS
 from inferplane.plugins import PluginError, load_plugins
-from toy_plugins import ToyIndex
+from toy_plugins import PLATFORM, ToyIndex
 
 OPS_PLUGIN = """
 from inferplane.api import *
@@ -61,7 +62,7 @@ def layer(head_dim: int = 64, spec: KVCacheSpec | None = None) -> AttentionLayer
     return AttentionLayer(name="l0", num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=0.1, spec=spec)
 
 
-@pytest.fixture()
+@pytest.fixture
 def device() -> DeviceDescriptor:
     return load_plugins(quiet=True).select_device("reference")
 
@@ -78,7 +79,12 @@ def test_the_highest_priority_that_supports_wins_and_the_rest_say_why_not(
     toys: ToyIndex, device: DeviceDescriptor
 ) -> None:
     toys.install("low", ops_plugin("low", priority=1))
-    toys.install("high", ops_plugin("high", priority=9, reason="return 'bfloat16 only' if 'float32' in str(query.dtype) else None"))
+    toys.install(
+        "high",
+        ops_plugin(
+            "high", priority=9, reason="return 'bfloat16 only' if 'float32' in str(query.dtype) else None"
+        ),
+    )
     toys.install("sick", ops_plugin("sick", priority=99, reason="raise OSError('no such symbol')"))
     plugins = load_plugins()
     assert plugins.resolve_ops(device, torch.float32).rms_norm() == "low"
@@ -99,13 +105,17 @@ def test_an_undeclared_op_is_refused_with_the_declared_ones(toys: ToyIndex, devi
         load_plugins().resolve_ops(device, torch.float32)
 
 
-def test_attention_backends_are_chosen_by_priority_support_and_name(toys: ToyIndex, device: DeviceDescriptor) -> None:
+def test_attention_backends_are_chosen_by_priority_support_and_name(
+    toys: ToyIndex, device: DeviceDescriptor
+) -> None:
     toys.install("extra", BACKENDS_PLUGIN)
     plugins = load_plugins()
     assert plugins.choose_attention(layer(128), device, "float32").name == "wide"
     assert plugins.choose_attention(layer(64), device, "float32").name == "reference"
     assert plugins.choose_attention(layer(128), device, "float32", "reference").name == "reference"
-    with pytest.raises(PluginError, match=r"(?s)layer l0.*wide \(extra\): head_dim must be at least 128, not 64"):
+    with pytest.raises(
+        PluginError, match=r"(?s)layer l0.*wide \(extra\): head_dim must be at least 128, not 64"
+    ):
         plugins.choose_attention(layer(64), device, "float32", "wide")
     with pytest.raises(PluginError, match=r"'narrow' is not installed.*reference.*wide"):
         plugins.choose_attention(layer(64), device, "float32", "narrow")
@@ -117,22 +127,18 @@ def test_linear_kernels(toys: ToyIndex, device: DeviceDescriptor) -> None:
     toys.install("extra", BACKENDS_PLUGIN)
     plugins = load_plugins()
     names = {
-        size: plugins.choose_linear(LinearShape("w", size, 8, torch.float32, False), device).name for size in (7, 8)
+        size: plugins.choose_linear(LinearShape("w", size, 8, torch.float32, False), device).name
+        for size in (7, 8)
     }
     assert names == {7: "reference", 8: "even"}
     assert {kernel.name for kernel in plugins.linear_kernels(device)} >= {"reference", "even"}
 
 
 def test_the_devices_own_platform_must_not_fail(toys: ToyIndex) -> None:
-    toys.install_platform("alpha", 300)
-    module = toys.install("beta", "")
-    assert module == "toy-beta"
-    path = next(path for path in toys._directory.glob("toy_alpha_module.py"))
-    path.write_text(path.read_text() + "\n@hookimpl\ndef op_implementations(device): raise OSError('kernels are broken')\n")
+    hook = "@hookimpl\ndef op_implementations(device): raise OSError('kernels are broken')\n"
+    toys.install("alpha", PLATFORM.format(name="alpha", score=300, api=(1, 0)) + hook)
     plugins = load_plugins(quiet=True)
-    alpha = plugins.select_device("alpha")
     with pytest.raises(PluginError, match=r"toy-alpha.*kernels are broken"):
-        plugins.resolve_ops(alpha, torch.float32)
+        plugins.resolve_ops(plugins.select_device("alpha"), torch.float32)
     # to another device the same plugin is only an add-on, which is left out
-    reference = plugins.select_device("reference")
-    assert plugins.resolve_ops(reference, torch.float32)
+    assert plugins.resolve_ops(plugins.select_device("reference"), torch.float32)

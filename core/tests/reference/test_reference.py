@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from inferplane.api.attention import AttentionInputs, AttentionLayer
 from inferplane.api.kv import FullAttentionSpec
 from inferplane.api.linear import LinearShape
@@ -35,7 +36,10 @@ def test_its_linear_kernel() -> None:
     kernel = plugins.choose_linear(shape, device)
     weight, bias = torch.randn(3, 5), torch.randn(3)
     x = torch.randn(4, 5)
-    want = [[sum(float(a) * float(b) for a, b in zip(row, w)) + float(c) for w, c in zip(weight, bias)] for row in x]
+    want = [
+        [sum(float(a) * float(b) for a, b in zip(row, w)) + float(c) for w, c in zip(weight, bias)]
+        for row in x
+    ]
     torch.testing.assert_close(kernel.prepare(weight, bias)(x), torch.tensor(want))
     with pytest.raises(PluginError, match="float weights only"):
         plugins.choose_linear(LinearShape("test", 5, 3, torch.int8, has_bias=False), device)
@@ -55,7 +59,11 @@ def test_its_attention_by_hand() -> None:
     backend = ReferenceAttention()
 
     def step(spans: list[tuple[int, int]], q: torch.Tensor) -> torch.Tensor:
-        slots = [int(table[i, t // 2]) * 2 + t % 2 for i, (start, end) in enumerate(spans) for t in range(start, end)]
+        slots = [
+            int(table[i, t // 2]) * 2 + t % 2
+            for i, (start, end) in enumerate(spans)
+            for t in range(start, end)
+        ]
         lens = [end - start for start, end in spans]
         ends = [end for _, end in spans]
         inputs = AttentionInputs(

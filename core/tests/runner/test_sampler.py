@@ -131,11 +131,13 @@ class Rows:
                 self.errors[row] = error
 
     def sample(self, rows: list[int], logits: torch.Tensor):
-        return self.sampler.sample(np.array(rows), lambda row: np.array(self.outputs[row], np.int32), logits)
+        positions = np.array([len(self.outputs[row]) for row in rows])
+        outputs = lambda row: np.array(self.outputs[row], np.int32)  # noqa: E731
+        return self.sampler.sample(np.array(rows), positions, outputs, logits)
 
     def append(self, row: int, token: int) -> None:
         self.outputs[row].append(token)
-        self.sampler.append(row, token)
+        self.sampler.append(np.array([row]), np.array([token]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -242,7 +244,8 @@ def test_large_vocabularies_are_independent_of_the_batch_too(runtime, new_reques
         for row in rows:
             request = new_request(str(row), [1, 2, 3], seed=row, **kinds[row % len(kinds)])
             sampler.add(row, request, np.concatenate([np.array([1, 2, 3], np.int32), output]))
-        sampled = sampler.sample(np.array(rows), lambda row: output, logits[rows])
+        positions = np.full(len(rows), len(output))
+        sampled = sampler.sample(np.array(rows), positions, lambda row: output, logits[rows])
         assert not sampled.errors
         return {row: (int(sampled.token_ids[i]), sampled.logprobs.get(i)) for i, row in enumerate(rows)}
 
@@ -282,7 +285,7 @@ def test_a_row_forgets_its_last_request(runtime, new_request):
     sampler.add(0, new_request("b", PROMPT, temperature=0.0), np.array(PROMPT))
     logits = torch.zeros(1, VOCAB)
     logits[0, 11] = 1
-    sampled = sampler.sample(np.array([0]), lambda row: output, logits)
+    sampled = sampler.sample(np.array([0]), np.array([0]), lambda row: output, logits)
     assert sampled.token_ids.tolist() == [11]
     assert not sampled.logprobs
 
@@ -298,12 +301,10 @@ def test_sampled_frequencies_follow_the_distribution(runtime, new_request):
     sampler = Sampler(batch, len(logits), runtime)
     for row in range(batch):
         sampler.add(row, new_request(str(row), [1], temperature=0.8, seed=99), np.array([1]))
-    observed = np.zeros(len(logits))
+    observed, none = np.zeros(len(logits)), np.zeros(0, np.int32)
     for start in range(0, count, batch):
         sampled = sampler.sample(
-            np.arange(batch),
-            lambda row, start=start: np.zeros(start + row, np.int32),
-            logits.expand(batch, -1),
+            np.arange(batch), start + np.arange(batch), lambda row: none, logits.expand(batch, -1)
         )
         observed += np.bincount(sampled.token_ids, minlength=len(logits))
     chi_square = ((observed - count * probs) ** 2 / (count * probs)).sum()

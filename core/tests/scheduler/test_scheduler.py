@@ -337,6 +337,37 @@ class TestPrefixCache:
         engine.run()
         assert engine.outputs["third"][0].num_cached_tokens == 16
 
+    @pytest.mark.parametrize("num_plans_ahead", [0, 1])
+    def test_a_prompt_that_many_send_at_once_is_computed_once(self, num_plans_ahead: int) -> None:
+        engine = make_engine(200, max_num_batched_tokens=16, num_plans_ahead=num_plans_ahead)
+        for number in range(8):
+            engine.add(make_request(f"sibling-{number}", list(range(50)), 3, seed=number))
+        engine.add(make_request("other", 5, 3))
+        num_steps = 0
+        while not engine.tokens("other"):
+            num_steps += 1
+            engine.step()
+        assert num_steps <= 2 + num_plans_ahead, "one that shares nothing is not held up"
+        engine.run()
+        # The first computes 50 tokens, each other one the two after the last full block; then two outputs each.
+        assert sum(plan.num_tokens for plan in engine.plans) == 50 + 7 * 2 + 8 * 2 + (5 + 2)
+        assert [engine.outputs[f"sibling-{number}"][0].num_cached_tokens for number in range(8)] == [
+            0
+        ] + 7 * [48]
+        for name in engine.requests:
+            engine.check_answer(name)
+
+    def test_who_waits_for_a_shared_prompt_goes_on_when_its_owner_leaves(self) -> None:
+        engine = make_engine(200, max_num_batched_tokens=16)
+        for number in range(3):
+            engine.add(make_request(str(number), list(range(50)), 3))
+        engine.step()
+        assert engine.scheduler.stats().num_waiting == 2
+        engine.abort("0")
+        engine.run()
+        engine.check_answer("1")
+        engine.check_answer("2")
+
     def test_counters(self) -> None:
         engine = make_engine()
         for name in ("first", "second"):
@@ -403,17 +434,20 @@ class TestOrder:
         assert entered.count("higher") == 1
         assert entered.count("low") > 1
 
-    def test_a_prompt_takes_blocks_from_a_younger_stream_that_had_its_turn_in_this_step(self) -> None:
-        engine = make_engine(18, max_num_batched_tokens=4)
+    @pytest.mark.parametrize(("num_stream_tokens", "num_blocks"), [(4, 17), (8, 19)])
+    def test_a_prompt_takes_blocks_from_a_younger_stream_that_had_its_turn_in_this_step(
+        self, num_stream_tokens: int, num_blocks: int
+    ) -> None:
+        engine = make_engine(num_blocks, max_num_batched_tokens=4)
         engine.add(make_request("prompt", 60, 2))
-        engine.add(make_request("stream", 4, 40))
-        while not engine.tokens("prompt"):
+        engine.add(make_request("stream", num_stream_tokens, 30))
+        has_room, plan = False, None
+        while engine.scheduler.stats().num_preemptions == 0:
+            blocks = engine.scheduler._state.by_id["stream"].blocks
+            has_room = blocks.capacity_tokens >= num_stream_tokens + len(engine.tokens("stream"))
             plan = engine.step()
-            assert plan is not None
-            if engine.scheduler.stats().num_preemptions:
-                break
-        assert plan.num_scheduled_tokens == {"prompt": 4}, "the stream's token is part of the budget again"
-        assert engine.tokens("stream")
+        assert has_room, "the stream needed no block, so its token was in the plan already"
+        assert plan is not None and plan.num_scheduled_tokens.keys() == {"prompt"}
         engine.run()
         engine.check_answer("prompt")
         engine.check_answer("stream")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulated_engine import SimulatedEngine, SimulatedWorker
@@ -57,6 +57,36 @@ def check_references(engine: SimulatedEngine) -> None:
     held = Counter(block_id for sequence in holders for ids in sequence.blocks.block_ids for block_id in ids)
     for block_id in range(scheduler._kv.num_blocks):
         assert scheduler._kv.pool.num_references(block_id) == held[block_id]
+
+
+def check_end(engine: SimulatedEngine) -> None:
+    """All that was ever taken has ended, rightly, and is returned."""
+    check_references(engine)
+    stats = engine.scheduler.stats()
+    assert stats.num_free_blocks == stats.num_blocks
+    assert sum(stats.num_finished.values()) == len(engine.requests)
+    for name in engine.requests:
+        assert engine.finish_reason(name) is not None
+        engine.check_answer(name)
+        check_prompt_logprobs(engine, name)
+
+
+def check_prompt_logprobs(engine: SimulatedEngine, name: str) -> None:
+    request = engine.requests[name]
+    whole = [output.prompt_logprobs for output in engine.outputs[name] if output.prompt_logprobs is not None]
+    if request.params.prompt_logprobs is None:
+        assert not whole
+    elif engine.finish_reason(name) in (FinishReason.LENGTH, FinishReason.STOP):
+        (entries,) = whole
+        assert entries[0] is None
+        assert [entry.chosen.token_id for entry in entries if entry is not None] == request.prompt_token_ids[
+            1:
+        ]
+
+
+def break_at(engine: SimulatedEngine, name: str, position: int) -> None:
+    """From now on one request breaks every step that runs this position of it."""
+    engine.worker.fails_for = lambda request_id, start, end: request_id == name and start <= position < end
 
 
 class ScheduleMachine(RuleBasedStateMachine):
@@ -156,10 +186,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if kind == "reset":
             self.engine.scheduler.reset_prefix_cache()
         elif kind == "break" and live:
-            name, position = data.draw(st.sampled_from(live)), data.draw(st.integers(0, 40))
-            self.engine.worker.fails_for = lambda request_id, start, end: (
-                request_id == name and start <= position < end
-            )
+            break_at(self.engine, data.draw(st.sampled_from(live)), data.draw(st.integers(0, 40)))
         else:
             self.engine.worker.fails_for = lambda request_id, start, end: False
 
@@ -171,34 +198,74 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert stats.num_running + stats.num_waiting == len(self.engine.scheduler._state.by_id)
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        self.engine.run(max_steps=5_000)
-        check_references(self.engine)
-        stats = self.engine.scheduler.stats()
-        assert stats.num_free_blocks == stats.num_blocks
-        assert sum(stats.num_finished.values()) == len(self.engine.requests)
-        for name in self.engine.requests:
-            assert self.engine.finish_reason(name) is not None
-            self.engine.check_answer(name)
-            self.check_prompt_logprobs(name)
-
-    def check_prompt_logprobs(self, name: str) -> None:
-        request, outputs = self.engine.requests[name], self.engine.outputs[name]
-        whole = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
-        if request.params.prompt_logprobs is None:
-            assert not whole
-        elif self.engine.finish_reason(name) in (FinishReason.LENGTH, FinishReason.STOP):
-            (entries,) = whole
-            assert entries[0] is None
-            chosen = [entry.chosen.token_id for entry in entries if entry is not None]
-            assert chosen == request.prompt_token_ids[1:]
+        if hasattr(self, "engine"):
+            self.engine.run(max_steps=5_000)
+            check_end(self.engine)
 
 
 TestSchedules = ScheduleMachine.TestCase
 TestSchedules.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def random_request(draws: random.Random, request_id: str, max_tokens_in_all: int) -> EngineRequest:
+    """One that takes from a tenth to all of what a request may."""
+    num_tokens = draws.randint(max(2, max_tokens_in_all // 10), max_tokens_in_all)
+    num_prompt = draws.randint(1, num_tokens - 1)
+    max_tokens = num_tokens - num_prompt
+    stem = draws.choice([[1] * 60, [1] * 9 + [2] * 60, []])
+    tail = draws.choices(range(3), k=num_tokens)
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=[*stem[: draws.randint(0, num_prompt)], *tail][:num_prompt],
+        params=SamplingParams(max_tokens=max_tokens, prompt_logprobs=draws.choice([None, None, None, 0])),
+        max_tokens=max_tokens,
+        priority=draws.randrange(3),
+        cache_salt=draws.choice([None, None, None, "salt"]),
+    )
+
+
+def run_crowded_schedule(seed: int) -> SimulatedEngine:
+    """Many requests in a pool that holds a few of them; every other thing that can happen, now and then."""
+    draws = random.Random(seed)
+    block_sizes = draws.choice([[1], [2], [3], [4], [2, 4]])
+    limits = SchedulerConfig(draws.randint(2, 6), draws.randint(2, 16), draws.choice(["fcfs", "priority"]))
+    num_blocks = draws.randint(8, 16) * len(block_sizes)
+    engine = make_engine(block_sizes, num_blocks, limits, draws.random() < 0.7, draws.choice([0, 0, 1, 2]))
+    break_rate, abort_rate, reset_rate = draws.choice(
+        [(0, 0, 0), (0.1, 0, 0), (0, 0.1, 0), (0, 0, 0.1), (0.05, 0.05, 0.05)]
+    )
+    for number in range(25):
+        request = random_request(draws, str(number), engine.scheduler.max_request_tokens)
+        engine.add(request)
+        for _ in range(draws.choice([0, 1, 2, 8])):
+            engine.step()
+            check_references(engine)
+        live = list(engine.scheduler._state.by_id)
+        if live and draws.random() < abort_rate:
+            engine.abort(draws.choice(live))
+        if draws.random() < reset_rate:
+            engine.scheduler.reset_prefix_cache()
+        if live and draws.random() < break_rate:
+            break_at(engine, draws.choice(live), draws.randrange(len(request.prompt_token_ids) + 4))
+    engine.run(max_steps=5_000)
+    return engine
+
+
+@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_crowded_schedules(seed: int) -> None:
+    check_end(run_crowded_schedule(seed))
+
+
+def test_crowded_schedules_reach_what_they_are_for() -> None:
+    engines = [run_crowded_schedule(seed) for seed in range(20)]
+    stats = [engine.scheduler.stats() for engine in engines]
+    assert sum(figures.num_preemptions for figures in stats) > 50
+    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 200
+    assert sum(figures.num_finished.get("error", 0) for figures in stats) > 0
+    assert sum(figures.num_finished.get("abort", 0) for figures in stats) > 0
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -193,7 +193,9 @@ def _group(
         longest = seq_lens[decodes[start]]
         end = start + 1
         while (
-            end < len(decodes) and (end + 1 - start) * longest <= most_tokens and seq_lens[decodes[end]] * 4 >= longest * 3
+            end < len(decodes)
+            and (end + 1 - start) * longest <= most_tokens
+            and seq_lens[decodes[end]] * 4 >= longest * 3
         ):
             end += 1
         members = decodes[start:end]
@@ -218,8 +220,12 @@ def _decode_group(blocks: torch.Tensor, lens: list[int], shape: KVShape, samples
     scores = None
     if samples:
         size = (num_reqs * shape.num_heads, shape.num_kv_heads * shape.num_slots)
-        scores = torch.sparse_csr_tensor(starts, rows, torch.zeros(rows.shape), size=size, check_invariants=False)
-    return DecodeGroup(num_reqs, max_len, rows, starts[:-1], mask, scores, None if samples else key_rows.flatten())
+        scores = torch.sparse_csr_tensor(
+            starts, rows, torch.zeros(rows.shape), size=size, check_invariants=False
+        )
+    return DecodeGroup(
+        num_reqs, max_len, rows, starts[:-1], mask, scores, None if samples else key_rows.flatten()
+    )
 
 
 def _slots(blocks: torch.Tensor, length: int, shape: KVShape) -> torch.Tensor:
@@ -247,7 +253,9 @@ def can_sample() -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says once that sparse tensors are in beta
-            scores = torch.sparse_csr_tensor(starts, columns, torch.full((6,), 7.0), (2, 3), check_invariants=False)
+            scores = torch.sparse_csr_tensor(
+                starts, columns, torch.full((6,), 7.0), (2, 3), check_invariants=False
+            )
             torch.sparse.sampled_addmm(scores, left, right.T, beta=0.0, alpha=2.0, out=scores)
     except (RuntimeError, AttributeError, TypeError):
         return False

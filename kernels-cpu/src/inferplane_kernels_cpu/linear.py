@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import linear
 
 FEW_ROWS = 4
-"""Up to this many rows a product is limited by reading the weight, so that half the bytes win over faster arithmetic."""
+"""Up to this many rows reading the weight takes the time, so that half the bytes win over faster arithmetic."""
 
 TILE_BYTES = 2 << 20
 """Of weight in float32 at a time: stays in cache between being converted and being multiplied."""

@@ -38,7 +38,9 @@ class Scratch:
         return buffer[:size]
 
 
-def allocate_kv(num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+def allocate_kv(
+    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Uninitialised KV of one layer, ``[2, num_kv_heads, num_blocks, block_size, head_dim]``."""
     return torch.empty(2, num_kv_heads, num_blocks, block_size, head_dim, dtype=dtype)
 
@@ -99,12 +101,16 @@ def _decode_group(
     """``q: [num_reqs, num_heads, head_dim]`` float32 -> ``[num_reqs * num_heads, head_dim]`` in kv's dtype."""
     keys, values = _halves(kv)
     if group.scores is not None:
-        torch.sparse.sampled_addmm(group.scores, q.flatten(0, 1), keys.T, beta=0.0, alpha=scale, out=group.scores)
+        torch.sparse.sampled_addmm(
+            group.scores, q.flatten(0, 1), keys.T, beta=0.0, alpha=scale, out=group.scores
+        )
         scores = group.scores.values().view(group.num_reqs, -1, group.max_len)
     else:
         scores = _scores_of_gathered(q, keys, group, scale, scratch)
     if group.mask is not None:
-        scores = scores + group.mask  # not in place: the next layer's product adds 0 times what stands in the scores
+        scores = (
+            scores + group.mask
+        )  # not in place: the next layer's product adds 0 times what stands in the scores
     weights = scores.softmax(-1).to(values.dtype).flatten()
     # (weights, rows, starts, scale_grad_by_freq, mode 0: sum, sparse, per_sample_weights)
     return torch.embedding_bag(values, group.rows, group.row_starts, False, 0, False, weights)[0]
@@ -123,7 +129,9 @@ def _scores_of_gathered(
     return _multiply(rows, wide, scale).view(group.num_reqs, num_heads, group.max_len)
 
 
-def _decode_slice(q: torch.Tensor, kv: torch.Tensor, run: Slice, scale: float, scratch: Scratch) -> torch.Tensor:
+def _decode_slice(
+    q: torch.Tensor, kv: torch.Tensor, run: Slice, scale: float, scratch: Scratch
+) -> torch.Tensor:
     """``q: [1, num_heads, head_dim]`` float32 -> ``[num_kv_heads, num_heads / num_kv_heads, head_dim]`` float32."""
     keys, values = _widen(kv.flatten(2, 3)[:, :, run.first_slot : run.first_slot + run.length], scratch)
     scores = _multiply(q.reshape(keys.shape[0], -1, keys.shape[2]), keys, scale)
@@ -147,7 +155,8 @@ def _attend_fresh(
 ) -> None:
     end = prompts.first_token + prompts.num_reqs * prompts.query_len
     q, k, v, out = (
-        x[prompts.first_token : end].unflatten(0, (prompts.num_reqs, prompts.query_len)) for x in (q, k, v, out)
+        x[prompts.first_token : end].unflatten(0, (prompts.num_reqs, prompts.query_len))
+        for x in (q, k, v, out)
     )
     attended = scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale, enable_gqa=True

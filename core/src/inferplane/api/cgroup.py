@@ -38,7 +38,7 @@ def read_figure(file: Path) -> int | None:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """From the process's group to the mount. Inside a container the path may be the host's; then only the mount is there."""
+    """From the process's group up to the mount. A container may be told the host's path: then only the mount exists."""
     folder = mount / path.strip("/")
     while folder != mount:
         if folder.is_dir():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -80,8 +80,13 @@ OPS: dict[str, Op] = {}
 """Every declared op by name."""
 
 
-def _op(example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]]):
-    def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
+Reference = TypeVar("Reference", bound=Callable[..., Any])
+
+
+def _op(
+    example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]],
+) -> Callable[[Reference], Reference]:
+    def declare(reference: Reference) -> Reference:
         OPS[reference.__name__] = Op(reference.__name__, reference, example_inputs)
         return reference
 

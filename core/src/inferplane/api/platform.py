@@ -19,7 +19,9 @@ class Platform(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def config_defaults(self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str) -> Mapping[str, Any]:
+    def config_defaults(
+        self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
+    ) -> Mapping[str, Any]:
         """Values for the arguments that the user left open. Keys are fields of `EngineArgs`.
 
         ``dtype`` (asked as "auto"), ``block_size``, ``max_num_seqs`` and ``max_num_batched_tokens`` must be among

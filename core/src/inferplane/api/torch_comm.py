@@ -18,7 +18,9 @@ class TorchCommunicator(Communicator):
 
     def __init__(self, group: ProcessGroup, backend: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         if dist.is_initialized():
-            raise RuntimeError("this process is a member of a torch.distributed group already; a worker needs its own process")
+            raise RuntimeError(
+                "this process is a member of a torch.distributed group already; a worker needs its own process"
+            )
         self.rank = group.rank
         self.world_size = group.world_size
         dist.init_process_group(
@@ -35,7 +37,9 @@ class TorchCommunicator(Communicator):
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.world_size)]
+        parts = [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.world_size)
+        ]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts, dim=dim)
 

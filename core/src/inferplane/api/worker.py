@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferplane.api.comm import ProcessGroup
 from inferplane.api.device import DeviceDescriptor
@@ -76,13 +76,15 @@ class Worker(ABC):
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
         """In place of `sample` on every rank but the first: the tokens that rank 0 sampled for the plan executed last."""
-        raise NotImplementedError(f"{type(self).__name__} runs on one rank only: it does not implement accept")
+        raise NotImplementedError(
+            f"{type(self).__name__} runs on one rank only: it does not implement accept"
+        )
 
     @abstractmethod
     def close(self) -> None: ...
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "ModelWorker":  # imports torch, which a plugin module must not do
         from inferplane.runner.worker import ModelWorker
 

@@ -27,7 +27,7 @@ def run_ours(llm: LLM, case: str, prompts: list[list[int]], output_len: int) -> 
 
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     started = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
     seconds = time.perf_counter() - started
     if short := [o.request_id for o in outputs if len(o.outputs[0].token_ids) != output_len]:
         raise RuntimeError(f"{len(short)} of {len(prompts)} requests did not give {output_len} tokens")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from inferplane.cli.options import GroupedCommand, GroupedOption, engine_options
@@ -58,7 +60,7 @@ def _common(command):
 @_case("--output-len", 64, "Output tokens of each.")
 @_common
 @engine_options
-def throughput(engine_args: EngineArgs, num_requests: int, input_len: int, output_len: int, **common: object) -> None:
+def throughput(engine_args: EngineArgs, num_requests: int, input_len: int, output_len: int, **common: Any) -> None:
     """Tokens per second with all requests at hand, offline."""
     case = f"throughput_{num_requests}x{input_len}+{output_len}"
     _run(engine_args, case, num_requests, input_len, output_len, **common)
@@ -70,7 +72,7 @@ def throughput(engine_args: EngineArgs, num_requests: int, input_len: int, outpu
 @_case("--output-len", 128, "Output tokens of each.")
 @_common
 @engine_options
-def latency(engine_args: EngineArgs, batch_size: int, input_len: int, output_len: int, **common: object) -> None:
+def latency(engine_args: EngineArgs, batch_size: int, input_len: int, output_len: int, **common: Any) -> None:
     """Time of one batch from the first prompt token to the last output token."""
     case = f"decode_bs{batch_size}_{input_len}+{output_len}"
     if output_len == 1:

@@ -40,7 +40,8 @@ def _facts() -> dict[str, str]:
     plugin_set.probe()
     for record in plugin_set.records:
         facts[f"plugin {record.name}"] = f"{record.distribution} {record.version}: {record.status}"
-    facts |= plugin_set.environment()
+    for plugin, found in plugin_set.collect_env().items():
+        facts |= {f"{plugin} {name}": value for name, value in found.items()}
     hidden = ("KEY", "TOKEN", "SECRET")
     for name in sorted(os.environ):
         if name.startswith("INFERPLANE_") and not any(word in name for word in hidden):

@@ -46,7 +46,7 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if record := param.get_help_record(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 sections.setdefault(getattr(param, "group", "General"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
@@ -74,7 +74,7 @@ def _option(engine_field: Field[Any]) -> Callable[..., Any]:
     settings: dict[str, Any] = {"cls": GroupedOption, "group": cli["group"], "help": cli["help"], "default": default}
     if default is True:
         off = "--no-" + name.removeprefix("enable_").replace("_", "-")
-        return click.option(off, name, flag_value=False, **{**settings, "help": f"Turn off: {cli['help'].lower()}"})
+        return click.option(off, name, flag_value=False, **settings)
     if default is False:
         return click.option(flag, name, is_flag=True, **settings)
     if choices := cli.get("choices"):

@@ -7,7 +7,9 @@ from typing import Any
 
 
 def option(default: Any, group: str, help: str, **cli: Any) -> Any:
-    """A field that is also a command-line option. ``cli`` goes to the option as is (``choices``, ``metavar``, …)."""
+    """A field that is also a command-line option; of one that is on by default, the option and the help turn it off.
+
+    ``cli`` goes to the option as is (``choices``, ``metavar``, …)."""
     return field(default=default, metadata={"group": group, "help": help, **cli})
 
 
@@ -43,7 +45,7 @@ class EngineArgs:
     kv_cache_bytes: int | None = option(
         None, "KV cache", "Memory for the KV cache: bytes, or a number with KiB, MiB, GiB. Default: from available memory.", type="bytes"
     )
-    enable_prefix_caching: bool = option(True, "KV cache", "Reuse the KV of prompts that begin alike.")
+    enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
     scheduler_policy: str = option("fcfs", "Scheduler", "Order of waiting requests: fcfs, priority, or one from a plugin.")

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -149,9 +148,8 @@ class EngineLoop:
         elif isinstance(error, ModelLoadError):
             message = Fatal("model", "", str(error))
         else:
-            where = "".join(traceback.format_exception(error)[-2:]).strip()
             logger.critical("the engine cannot go on", exc_info=error)
-            message = Fatal("engine", "", f"{type(error).__name__}: {error}\n{where}")
+            message = Fatal("engine", "", f"{type(error).__name__}: {error}")
         self._send(message)
 
 
@@ -244,6 +242,8 @@ def main(inbox_address: str, outbox_address: str) -> int:
         inbox.close(linger=0)
         outbox.close(linger=LINGER_MS)
         context.term()
+        if loop.is_orphan:
+            remove_sockets((inbox_address, outbox_address))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,11 @@ class KVCacheManager:
         self._cache_epoch = 0
 
     @property
+    def block_size(self) -> int:
+        """Tokens per block of the first group."""
+        return self._block_sizes[0]
+
+    @property
     def num_blocks(self) -> int:
         return self.pool.num_blocks
 
@@ -127,6 +132,17 @@ class KVCacheManager:
         if length == 0:
             return self.empty_prefix()
         return CachedPrefix(length, tuple(found))
+
+    def block_hashes(self, blocks: RequestBlocks, start_tokens: int, end_tokens: int) -> list[bytes]:
+        """Identities of the blocks of the first group that are filled by the tokens from ``start_tokens`` up to
+        ``end_tokens``; none without prefix caching. Requests share a block exactly when they share its identity."""
+        if not blocks.chains:
+            return []
+        chain = blocks.chains[0]
+        return [
+            chain.hash_of(index)
+            for index in range(start_tokens // chain.block_size, end_tokens // chain.block_size)
+        ]
 
     def empty_prefix(self) -> CachedPrefix:
         """For a request that has to compute every position."""

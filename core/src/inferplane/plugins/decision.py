@@ -40,7 +40,9 @@ class Decision:
 
 def decide(subject: str, candidates: Sequence[Candidate], home: str) -> Decision:
     """Orders candidates: priority first, then those of the device's own platform, then by name."""
-    ranked = sorted(candidates, key=lambda each: (-each.priority, each.plugin != home, each.plugin, each.name))
+    ranked = sorted(
+        candidates, key=lambda each: (-each.priority, each.plugin != home, each.plugin, each.name)
+    )
     return Decision(subject, tuple(ranked))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -30,7 +29,9 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def discover(manager: pluggy.PluginManager, quiet: bool = False) -> tuple[dict[str, PluginRecord], list[PluginRecord]]:
+def discover(
+    manager: pluggy.PluginManager, quiet: bool = False
+) -> tuple[dict[str, PluginRecord], list[PluginRecord]]:
     """Loads every plugin that is installed, the core's own first, and registers the sound ones under their names.
 
     Returns the records by name, and those refused because their name was taken. A plugin that fails or is refused
@@ -84,7 +85,9 @@ class _Trial:
         return None
 
 
-def _load(entry: EntryPoint, record: PluginRecord, manager: pluggy.PluginManager, trial: _Trial) -> PluginRecord:
+def _load(
+    entry: EntryPoint, record: PluginRecord, manager: pluggy.PluginManager, trial: _Trial
+) -> PluginRecord:
     try:
         module = entry.load()
     except (Exception, SystemExit) as error:
@@ -92,7 +95,8 @@ def _load(entry: EntryPoint, record: PluginRecord, manager: pluggy.PluginManager
     manifest = getattr(module, "MANIFEST", None)
     if fault := manifest_fault(manifest, entry.name):
         return _refused(record, fault)
-    record = replace(record, api=format_version(manifest.api), provides=_provides(manifest))
+    assert isinstance(manifest, PluginManifest)
+    record = replace(record, api=format_version(manifest.api), provides=tuple(manifest.provides))
     if fault := version_fault(manifest.api, record.distribution):
         return _refused(record, fault)
     if fault := trial.fault(module, entry.name):
@@ -114,8 +118,12 @@ def _blank_record(entry: EntryPoint) -> PluginRecord:
         from inferplane import __version__
 
         return PluginRecord(name=entry.name, distribution="inferplane", version=__version__)
-    metadata = entry.dist.metadata  # parsed anew at each access
-    return PluginRecord(name=entry.name, distribution=metadata["Name"], version=metadata["Version"])
+    try:
+        metadata = entry.dist.metadata  # parsed anew at each access
+        distribution, version = metadata["Name"] or "unknown", metadata["Version"] or "unknown"
+    except Exception:  # a damaged installation is told by what happens when it is loaded
+        distribution = version = "unknown"
+    return PluginRecord(name=entry.name, distribution=distribution, version=version)
 
 
 def _refused(record: PluginRecord, reason: str) -> PluginRecord:
@@ -124,8 +132,3 @@ def _refused(record: PluginRecord, reason: str) -> PluginRecord:
 
 def _twin_fault(first: PluginRecord) -> str:
     return f"its name is taken by {first.distribution} {first.version}; uninstall one of the two"
-
-
-def _provides(manifest: PluginManifest) -> tuple[str, ...]:
-    provides: Iterable[str] = (manifest.provides,) if isinstance(manifest.provides, str) else manifest.provides
-    return tuple(provides)

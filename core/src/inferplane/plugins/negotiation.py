@@ -23,11 +23,18 @@ def supported_range() -> str:
 def manifest_fault(manifest: Any, entry_point_name: str) -> str | None:
     """Why ``manifest`` says too little to go by; None when it is sound. The version itself is not judged here."""
     if manifest is None:
-        return "its module has no MANIFEST; a plugin declares MANIFEST = PluginManifest(name=…, api=(1, 0), provides=(…,))"
+        return (
+            "its module has no MANIFEST; a plugin declares "
+            "MANIFEST = PluginManifest(name=…, api=(1, 0), provides=(…,))"
+        )
     if not isinstance(manifest, PluginManifest):
         return f"its MANIFEST is a {type(manifest).__name__}, not an inferplane.api.PluginManifest"
     if not _is_version(manifest.api):
         return f"its MANIFEST declares api={manifest.api!r}; two integers are needed, as in (1, 0)"
+    if not isinstance(manifest.provides, tuple) or not all(
+        isinstance(part, str) for part in manifest.provides
+    ):
+        return f"its MANIFEST declares provides={manifest.provides!r}; a tuple of strings is needed"
     if manifest.name != entry_point_name:
         return f"its MANIFEST is named {manifest.name!r}, its entry point {entry_point_name!r}; the two must be equal"
     return None
@@ -56,7 +63,9 @@ def declared_in_source(module_name: str) -> tuple[int, int] | None:
         spec = importlib.util.find_spec(module_name)
         source = getattr(spec.loader, "get_source")(module_name) if spec else None  # noqa: B009
         tree = ast.parse(source or "")
-    except Exception:  # whatever the plugin's package does while it is looked up is no news: its import failed already
+    except (
+        Exception
+    ):  # whatever the plugin's package does while it is looked up is no news: its import failed already
         return None
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

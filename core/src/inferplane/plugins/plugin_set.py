@@ -64,14 +64,18 @@ class PluginSet:
         return [*self._records.values(), *self._twins]
 
     def require(self, name: str, source: str) -> PluginRecord:
-        """The record of a plugin that loaded. Raises `PluginError`, blaming ``source`` for the wish, when it did not."""
+        """The record of a plugin that loaded. Raises `PluginError`, naming ``source`` as who asked, when it did not."""
         record = self._records.get(name)
         if record is None:
             installed = selection.listing(self.records)
-            raise PluginError(f"{source} names plugin {name!r}, which is not installed. Installed:\n{installed}")
+            raise PluginError(
+                f"{source} names plugin {name!r}, which is not installed. Installed:\n{installed}"
+            )
         if not record.is_usable:
             trace = f"\n{record.traceback}" if record.traceback else ""
-            raise PluginError(f"{source} names {record.label}, which is {record.status}: {record.reason}{trace}")
+            raise PluginError(
+                f"{source} names {record.label}, which is {record.status}: {record.reason}{trace}"
+            )
         return record
 
     # -- devices
@@ -172,7 +176,9 @@ class PluginSet:
     ) -> Decision:
         from inferplane.plugins import resolution
 
-        return resolution.decide_attention(self.collect("attention_backends", device), layer, device, dtype, name)
+        return resolution.decide_attention(
+            self.collect("attention_backends", device), layer, device, dtype, name
+        )
 
     def choose_attention(
         self, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None = None
@@ -219,14 +225,18 @@ class PluginSet:
             self._answers[key] = [(name, answer) for name, answer in answers if answer is not None]
         return self._answers[key]
 
-    def _ask(self, name: str, hook: str, device: DeviceDescriptor | None, arguments: Mapping[str, Any]) -> Any:
+    def _ask(
+        self, name: str, hook: str, device: DeviceDescriptor | None, arguments: Mapping[str, Any]
+    ) -> Any:
         try:
             answer = self._call(name, hook, **arguments)
             return answer if answer is None else _CONVERT.get(hook, list)(answer)
         except (Exception, SystemExit) as error:
             record = self._records[name] = failed(self._records[name], f"its hook {hook}", error)
             if device is not None and device.platform == name:
-                raise PluginError(f"{record.label}, which serves the selected device, failed: {record.reason}") from error
+                raise PluginError(
+                    f"{record.label}, which serves the selected device, failed: {record.reason}"
+                ) from error
             if not self._quiet:
                 warn(record)
             return None

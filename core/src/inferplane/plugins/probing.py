@@ -51,7 +51,11 @@ def _checked(name: str, answer: Any) -> Answer:
         raise ValueError(f"probe_devices answered for platform {answer.platform!r}; it must be {name!r}")
     if isinstance(answer, Supported):
         if not answer.devices:
-            raise ValueError("probe_devices returned Supported without a device; Unsupported says why there is none")
+            raise ValueError(
+                "probe_devices returned Supported without a device; Unsupported says why there is none"
+            )
         if strange := [device for device in answer.devices if device.platform != name]:
-            raise ValueError(f"probe_devices returned a device of platform {strange[0].platform!r}; it must be {name!r}")
+            raise ValueError(
+                f"probe_devices returned a device of platform {strange[0].platform!r}; it must be {name!r}"
+            )
     return answer

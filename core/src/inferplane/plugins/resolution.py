@@ -27,7 +27,8 @@ def decide_ops(offers: Offers, device: DeviceDescriptor, dtype: torch.dtype) -> 
     """One decision for each declared op. Raises `PluginError` for an implementation of an op that is not declared."""
     query = OpQuery(device, dtype)
     candidates: dict[str, list[Candidate]] = {
-        name: [Candidate("reference", "reference", REFERENCE_PRIORITY, None, op.reference)] for name, op in OPS.items()
+        name: [Candidate("reference", "reference", REFERENCE_PRIORITY, None, op.reference)]
+        for name, op in OPS.items()
     }
     for plugin, implementations in offers:
         for impl in implementations:
@@ -61,9 +62,13 @@ def decide_attention(
     if name is not None:
         backends = [(plugin, backend) for plugin, backend in backends if backend.name == name]
         if not backends:
-            raise PluginError(f"attention backend {name!r} is not installed for platform {device.platform!r}; there are: {known}")
+            raise PluginError(
+                f"attention backend {name!r} is not installed for platform {device.platform!r}; there are: {known}"
+            )
     candidates = [
-        Candidate(backend.name, plugin, backend.priority, ask(backend.unsupported_reason, layer, dtype), backend)
+        Candidate(
+            backend.name, plugin, backend.priority, ask(backend.unsupported_reason, layer, dtype), backend
+        )
         for plugin, backend in backends
     ]
     return decide(f"attention layer {layer.name} ({dtype})", candidates, device.platform)

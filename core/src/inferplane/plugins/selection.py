@@ -14,7 +14,9 @@ def parse_device(requested: str) -> tuple[str, int | None]:
     """``NAME`` or ``NAME:INDEX``. Raises `PluginError` for anything else."""
     name, colon, index = requested.strip().partition(":")
     if not name or (colon and not (index.isascii() and index.isdigit())):
-        raise PluginError(f"device {requested!r} is not understood: write NAME or NAME:INDEX, as in cpu or cpu:0")
+        raise PluginError(
+            f"device {requested!r} is not understood: write NAME or NAME:INDEX, as in cpu or cpu:0"
+        )
     return name, int(index) if colon else None
 
 
@@ -44,7 +46,9 @@ def pick_best(supported: Sequence[Supported]) -> Supported:
 
 def unknown_device(name: str, source: str, records: Sequence[PluginRecord]) -> PluginError:
     """Nobody goes by that name: lists who is there and in what state."""
-    return PluginError(f"{source} asks for platform {name!r}, which is not installed. Installed:\n{listing(records)}")
+    return PluginError(
+        f"{source} asks for platform {name!r}, which is not installed. Installed:\n{listing(records)}"
+    )
 
 
 def no_device(records: Sequence[PluginRecord]) -> PluginError:

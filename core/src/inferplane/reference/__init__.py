@@ -1,1 +1,1 @@
-"""The reference platform: the whole engine in plain torch on the host. Slow, simple, and what others are tested against."""
+"""The reference platform: the engine in plain torch on the host. Slow, simple, and what others are tested against."""

@@ -11,9 +11,9 @@ from inferplane.api.kv import FullAttentionSpec
 
 
 class ReferenceAttention(AttentionBackend):
-    """Scaled dot-product attention (arXiv:1706.03762) over blocks of ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
+    """Scaled dot-product attention (arXiv:1706.03762) with softmax and both products in float32 (float64 for float64).
 
-    Softmax and both products in float32 (float64 for float64).
+    Keys and values of a layer lie as ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
     """
 
     name = "reference"

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class ReferencePlatform(Platform):
     name = "reference"
 
-    def config_defaults(self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str) -> Mapping[str, Any]:
+    def config_defaults(
+        self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
+    ) -> Mapping[str, Any]:
         # an oracle rounds as little as it can, whatever the weights are stored in
         return {"dtype": "float32", "block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
 

@@ -67,8 +67,8 @@ class HostStep:
 class Batch:
     """One row for each request that the worker has been told of; rows are reused.
 
-    ``add``, ``remove``, ``append_blocks`` and ``append_token`` change rows; `prepare` makes a step of some of them with
-    array operations, and `advance` moves those on. Nothing here loops over tokens.
+    ``add``, ``remove``, ``append_blocks`` and ``append_tokens`` change rows; `prepare` makes a step of some of them
+    with array operations, and `advance` moves those on. Nothing here loops over tokens.
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int, block_sizes: Sequence[int]) -> None:
@@ -102,12 +102,15 @@ class Batch:
             raise BatchError(f"request {request_id!r} is not in the batch")
         return row
 
-    def request_id(self, row: int) -> str:
-        return self._ids[row]
+    def request_ids(self, rows: np.ndarray) -> list[str]:
+        return [self._ids[row] for row in rows.tolist()]
 
     def known_tokens(self, row: int) -> np.ndarray:
         """Prompt and output so far; a view."""
         return self.token_ids[row, : self.num_tokens[row]]
+
+    def num_output_tokens(self, rows: np.ndarray) -> np.ndarray:
+        return self.num_tokens[rows] - self.num_prompt_tokens[rows]
 
     def output_tokens(self, row: int) -> np.ndarray:
         """Output so far; a view."""
@@ -172,10 +175,10 @@ class Batch:
                 self._block_tables[group][row, start:end] = added
                 self._num_blocks[group, row] = end
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """A token that was sampled for the row."""
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """One token that was sampled for each of the rows, which are distinct."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
 
     # -- steps
 

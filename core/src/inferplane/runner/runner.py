@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime
     from inferplane.runner.sampler import Sampler
 
+PROMPT_SLICE_ELEMENTS = 1 << 22
+"""Logits of a prompt that are computed at once, when their log-probabilities are asked for."""
+
 
 @dataclass
 class _Executed:
@@ -101,24 +104,28 @@ class Runner:
         if executed.logits is None:
             return result
         rows, batch = executed.rows, self.batch
-        sampled = self._sampler.sample(rows, batch.output_tokens, executed.logits)
-        ids = [batch.request_id(row) for row in rows.tolist()]
-        result.errors.update((ids[index], error) for index, error in sampled.errors.items())
+        sampled = self._sampler.sample(
+            rows, batch.num_output_tokens(rows), batch.output_tokens, executed.logits
+        )
+        token_ids, ids = sampled.token_ids, batch.request_ids(rows)
         result.logprobs = {ids[index]: [entry] for index, entry in sampled.logprobs.items()}
-        for request_id, row, token_id in zip(ids, rows.tolist(), sampled.token_ids.tolist()):
-            if request_id not in result.errors:
-                batch.append_token(row, token_id)
-                self._sampler.append(row, token_id)
-                result.sampled_token_ids[request_id] = [token_id]
+        result.errors.update((ids[index], error) for index, error in sampled.errors.items())
+        if result.errors:
+            at = np.array(
+                [index for index, request_id in enumerate(ids) if request_id not in result.errors], np.int64
+            )
+            rows, token_ids, ids = rows[at], token_ids[at], [ids[index] for index in at]
+        batch.append_tokens(rows, token_ids)
+        self._sampler.append(rows, token_ids)
+        result.sampled_token_ids = {request_id: [token] for request_id, token in zip(ids, token_ids.tolist())}
         return result
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
         """In place of `sample`: the tokens of the executed plan, as the sampling rank's result has them."""
         self._take_executed()
-        for request_id, token_ids in sampled_token_ids.items():
-            row = self.batch.row_of(request_id)
-            for token_id in token_ids:
-                self.batch.append_token(row, token_id)
+        rows = np.array([self.batch.row_of(request_id) for request_id in sampled_token_ids], np.int64)
+        token_ids = np.array([token_id for (token_id,) in sampled_token_ids.values()], np.int64)
+        self.batch.append_tokens(rows, token_ids)
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's differences, without running anything."""
@@ -188,7 +195,3 @@ class Runner:
     def _take_errors(self) -> dict[str, str]:
         errors, self._errors = self._errors, {}
         return errors
-
-
-PROMPT_SLICE_ELEMENTS = 1 << 22
-"""Logits of a prompt that are computed at once, when their log-probabilities are asked for."""

@@ -50,7 +50,7 @@ class Sampled:
 
 
 class Sampler:
-    """Keeps the settings of each batch row. `add` and `remove` follow the batch; `append` tells it of each token."""
+    """Keeps the settings of each batch row. `add` and `remove` follow the batch; `append` tells it of its tokens."""
 
     def __init__(
         self,
@@ -104,20 +104,28 @@ class Sampler:
     def remove(self, row: int) -> None:
         self._adjustments.pop(row, None)
 
-    def append(self, row: int, token_id: int) -> None:
-        """A token was chosen for the row."""
-        adjustments = self._adjustments.get(row)
-        if adjustments is not None and adjustments.penalties is not None:
-            adjustments.penalties.counts.append(token_id)
+    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """A token was chosen for each of the rows."""
+        if not self._adjustments:
+            return
+        for row, token_id in zip(rows.tolist(), token_ids.tolist()):
+            adjustments = self._adjustments.get(row)
+            if adjustments is not None and adjustments.penalties is not None:
+                adjustments.penalties.counts.append(token_id)
 
-    def sample(self, rows: np.ndarray, outputs: Callable[[int], np.ndarray], logits: torch.Tensor) -> Sampled:
+    def sample(
+        self,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        outputs: Callable[[int], np.ndarray],
+        logits: torch.Tensor,
+    ) -> Sampled:
         """Chooses a token for each of the batch rows.
 
-        ``outputs(row)`` gives the row's output tokens so far, ``logits: [len(rows), vocab_size]`` any float dtype, not
-        changed.
+        ``positions``: how many output tokens each row has so far, and ``outputs(row)`` gives them; ``logits:
+        [len(rows), vocab_size]`` any float dtype, not changed.
         """
         sampled = Sampled(np.zeros(len(rows), np.int64))
-        positions = np.fromiter((len(outputs(row)) for row in rows.tolist()), np.int64, len(rows))
         uniform = uniforms(self._seed[rows], positions)
         kinds = self._kind[rows]
         for kind in np.unique(kinds).tolist():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from inferplane.kvcache import CachedPrefix
 from inferplane.scheduler.sequence import Sequence
 from inferplane.scheduler.state import SchedulerState
 
 MIN_CHUNK_SHARE = 8
 """No chunk is cut below this part of what decoding leaves of the budget for the sake of requests behind it."""
+
+
+MAX_DEFERRED = 64
+"""Most waiting requests that are passed over in one step, so that a long queue costs no more than a short one."""
 
 
 class DraftStep:
@@ -39,6 +45,9 @@ class StepPlanner:
        decoding requests left. So a prompt of at most that eighth gets its first token from the step after its arrival,
        **however long the prompts ahead of it are, if those are three or fewer**; and what nobody behind could use
        goes back to the first whose chunk was cut.
+
+    A waiting request whose next block is just being computed for another is passed over until it can share it: of many
+    requests with one long prompt, the first computes it and the others find it in the prefix cache.
 
     Memory: a request is admitted when the pool has room for all its tokens so far, on top of what those in the batch
     will need for theirs. A request that needs a block when none is free takes it from the last in order, which is
@@ -154,23 +163,53 @@ class StepPlanner:
     def _admit_waiting(
         self, draft: DraftStep, cut: list[tuple[Sequence, int]], num_promised_blocks: int
     ) -> None:
-        waiting = self._state.waiting
-        while draft.budget > 0 and self._has_candidate():
-            sequence = waiting.first
+        """New requests, in order, until the budget, the places in the batch or the blocks are used up."""
+        if not self._has_candidate():
+            return
+        pending = self._pending_hashes()
+        candidates = list(islice(self._state.waiting, self.max_num_running + MAX_DEFERRED))
+        num_deferred = 0
+        for index, sequence in enumerate(candidates):
+            num_places = self.max_num_running - len(self._state.running)
+            if draft.budget == 0 or num_places == 0 or num_deferred > MAX_DEFERRED:
+                return
             num_known = len(sequence.token_ids)
             prefix = self._find_prefix(sequence)
+            if self._is_next_block_pending(sequence, prefix, pending):
+                num_deferred += 1
+                continue
             num_to_hold = self._kv.num_blocks_to_hold(sequence.blocks, num_known, prefix)
             if num_promised_blocks + num_to_hold > self._kv.num_free_blocks:
                 return
             num_needed = num_known - prefix.num_tokens
-            is_last = len(waiting) == 1 or len(self._state.running) + 1 == self.max_num_running
+            is_last = index + 1 == len(candidates) or num_places == 1
             num_tokens = _chunk(draft, num_needed, is_last)
-            added = self._kv.allocate(sequence.blocks, prefix.num_tokens + num_tokens, prefix)
+            end_tokens = prefix.num_tokens + num_tokens
+            added = self._kv.allocate(sequence.blocks, end_tokens, prefix)
             assert added is not None, "blocks that were counted as free could not be allocated"
             self._admit(draft, sequence, prefix.num_tokens, num_tokens)
+            pending.update(self._kv.block_hashes(sequence.blocks, prefix.num_tokens, end_tokens))
             if num_tokens < num_needed:
                 num_promised_blocks += self._kv.num_blocks_to_hold(sequence.blocks, num_known)
                 cut.append((sequence, num_needed - num_tokens))
+
+    def _pending_hashes(self) -> set[bytes]:
+        """Identities of the prompt blocks that this step, or one in flight, is about to fill."""
+        pending: set[bytes] = set()
+        for sequence in self._state.running:
+            start, end = sequence.num_computed_tokens, sequence.num_dispatched_tokens
+            if end - start > 1:
+                pending.update(self._kv.block_hashes(sequence.blocks, start, end))
+        return pending
+
+    def _is_next_block_pending(self, sequence: Sequence, prefix: CachedPrefix, pending: set[bytes]) -> bool:
+        if not pending or sequence.needs_every_position:
+            return False
+        # The block with the last token is of no use, because that token has to run in any case.
+        num_sharable = len(sequence.token_ids) - 1
+        start = prefix.num_tokens
+        hashes = self._kv.block_hashes(sequence.blocks, start, min(start + self._kv.block_size, num_sharable))
+        return bool(hashes) and hashes[0] in pending
 
     def _return_rest(self, draft: DraftStep, cut: list[tuple[Sequence, int]]) -> None:
         """Budget that those behind did not use goes to the first that had to leave it."""

@@ -246,15 +246,11 @@ class Scheduler:
             return self._fail_request(
                 sequence, "the workers returned no token, though all tokens were computed"
             )
+        num_known = len(sequence.token_ids)
+        reason = sequence.extend(token_ids)
         logprobs = result.logprobs.get(request_id)
-        num_taken, reason = 0, None
-        for token_id in token_ids:
-            num_taken += 1
-            reason = sequence.append(token_id)
-            if reason is not None:
-                break
-        self._state.num_generated_tokens += num_taken
         if reason is None:
+            self._state.num_generated_tokens += len(token_ids)
             return EngineOutput(
                 request_id=request_id,
                 new_token_ids=token_ids,
@@ -262,6 +258,8 @@ class Scheduler:
                 prompt_logprobs=prompt_logprobs,
                 num_cached_tokens=sequence.num_cached_tokens,
             )
+        num_taken = len(sequence.token_ids) - num_known
+        self._state.num_generated_tokens += num_taken
         output = self._state.finish(sequence, reason)
         output.new_token_ids = token_ids[:num_taken]
         output.logprobs = logprobs[:num_taken] if logprobs is not None else None

@@ -103,17 +103,20 @@ class Sequence:
         """Whether prompt log-probabilities are still due, for which no position may come from the cache."""
         return self.request.params.prompt_logprobs is not None and not self.is_prompt_done
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Adds a sampled token and says whether the request ends with it. A stop token is kept.
+    def extend(self, token_ids: list[int]) -> FinishReason | None:
+        """Adds sampled tokens up to the one that the request ends with, and says why it ends, if it does.
 
-        A stop token among the first ``min_tokens`` outputs ends nothing.
+        A stop token is kept. One that comes among the first ``min_tokens`` outputs ends nothing.
         """
-        self.token_ids.append(token_id)
-        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
-        if token_id in self.stop_token_ids and num_output_tokens > self.min_tokens:
-            return FinishReason.STOP
-        if num_output_tokens >= self.max_tokens:
-            return FinishReason.LENGTH
+        known, stop_token_ids = self.token_ids, self.stop_token_ids
+        num_output_tokens = len(known) - self.num_prompt_tokens
+        for token_id in token_ids:
+            known.append(token_id)
+            num_output_tokens += 1
+            if token_id in stop_token_ids and num_output_tokens > self.min_tokens:
+                return FinishReason.STOP
+            if num_output_tokens >= self.max_tokens:
+                return FinishReason.LENGTH
         return None
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
 from inferplane.api.kv import DTYPE_BYTES, FullAttentionSpec
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention

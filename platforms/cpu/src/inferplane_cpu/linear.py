@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane_kernels_cpu.linear import PackedLinear, WidenedLinear, can_pack

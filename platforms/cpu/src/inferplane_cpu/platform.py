@@ -17,7 +17,9 @@ _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 class CpuPlatform(Platform):
     name = "cpu"
 
-    def config_defaults(self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str) -> Mapping[str, Any]:
+    def config_defaults(
+        self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
+    ) -> Mapping[str, Any]:
         """A half-precision checkpoint stays so only where the processor multiplies it natively.
 
         Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.

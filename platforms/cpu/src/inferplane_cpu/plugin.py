@@ -15,7 +15,6 @@ from inferplane.api import (
     hookimpl,
 )
 from inferplane.api.host_memory import host_memory
-
 from inferplane_cpu.cores import usable_cores
 from inferplane_cpu.processor import read_processor
 

@@ -54,7 +54,9 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
     fields: dict[str, str] = {}
     try:
         with cpuinfo.open() as lines:
-            for line in lines:  # stops early: the kernel takes its time to describe every core of a large machine
+            for (
+                line
+            ) in lines:  # stops early: the kernel takes its time to describe every core of a large machine
                 if not line.strip():
                     if fields:
                         break

@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
+
 from inferplane.api import DeviceDescriptor, DeviceRuntime, MemoryInfo
 from inferplane.api.host_memory import host_memory
-
 from inferplane_cpu.cores import allowed_cores, usable_cores
 
 if TYPE_CHECKING:
@@ -49,4 +49,6 @@ def _bind(rank: int, world_size: int) -> None:
     try:
         os.sched_setaffinity(0, mine)
     except (AttributeError, OSError) as error:
-        logger.warning("rank %d could not be bound to cores %s (%s); it runs unbound, on any core", rank, mine, error)
+        logger.warning(
+            "rank %d could not be bound to cores %s (%s); it runs unbound, on any core", rank, mine, error
+        )

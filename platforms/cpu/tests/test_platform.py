@@ -1,0 +1,232 @@
+"""The CPU platform through the plugin seam, on this machine and on made-up ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from inferplane.api import CapabilitySet, DeviceDescriptor
+from inferplane.api.attention import AttentionLayer
+from inferplane.api.config import EngineArgs, EngineConfig
+from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.linear import LinearShape
+from inferplane.config import DeviceConfig, ModelConfig, ParallelConfig
+from inferplane.plugins import load_plugins
+from inferplane_cpu import runtime as runtime_module
+from inferplane_cpu.cores import allowed_cores, usable_cores
+from inferplane_cpu.platform import CpuPlatform
+from inferplane_cpu.processor import read_processor
+from inferplane_cpu.runtime import CpuRuntime
+
+MODEL = ModelConfig("m", "/m", {}, "A", "float32", 128, 100)
+
+
+def device(*capabilities: str) -> DeviceDescriptor:
+    return DeviceDescriptor("cpu", 0, "a processor", 1 << 30, CapabilitySet(capabilities))
+
+
+def config(num_threads: int | None = None, world_size: int = 1) -> EngineConfig:
+    return EngineConfig(
+        MODEL,
+        DeviceConfig("cpu", num_threads=num_threads),
+        parallel=ParallelConfig(tensor_parallel_size=world_size),
+    )
+
+
+@pytest.fixture
+def kept_settings():
+    """What `set_up` changes in this process, put back afterwards."""
+    threads = torch.get_num_threads()
+    bind = getattr(os, "sched_setaffinity", None)  # a test may replace it
+    cores = allowed_cores()
+    yield
+    torch.set_num_threads(threads)
+    if bind is not None:
+        bind(0, cores)
+
+
+def test_it_is_found_and_beats_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFERPLANE_DEVICE", raising=False)
+    plugins = load_plugins()
+    found = plugins.select_device("cpu")
+    assert found.platform == "cpu"
+    assert found.total_memory_bytes > 0
+    record = next(record for record in plugins.records if record.name == "cpu")
+    assert (record.distribution, record.score, record.status) == ("inferplane-cpu", 10, "available")
+    assert plugins.platform(found).name == "cpu"
+    assert {"processor", "vector path", "usable cores"} <= plugins.collect_env()["cpu"].keys()
+
+
+def test_probing_imports_no_torch() -> None:
+    script = (
+        "import sys; from inferplane.plugins import load_plugins; p = load_plugins();"
+        "d = p.select_device('cpu'); p.platform(d); p.collect_env(); print('torch' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "False"
+
+
+def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
+    plugins = load_plugins(quiet=True)
+    found = plugins.select_device("cpu")
+    assert all(d.chosen.plugin == "cpu" for d in plugins.op_decisions(found, torch.float32))
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+    layer = AttentionLayer(name="l", num_heads=4, num_kv_heads=2, head_dim=64, scale=0.1, spec=spec)
+    assert plugins.choose_attention(layer, found, "float32").name == "cpu_paged"
+    shape = LinearShape("w", 64, 64, torch.float32, has_bias=False)
+    assert plugins.choose_linear(shape, found).name == "cpu_packed"
+    reference = plugins.select_device("reference")
+    assert all(d.chosen.plugin == "reference" for d in plugins.op_decisions(reference, torch.float32))
+    assert plugins.choose_linear(shape, reference).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "capabilities", "dtype"),
+    [
+        ("float32", ("bf16_matmul", "fp16_matmul"), "float32"),
+        ("bfloat16", (), "float32"),
+        ("bfloat16", ("fp16_matmul",), "float32"),
+        ("bfloat16", ("bf16_matmul",), "bfloat16"),
+        ("float16", ("bf16_matmul",), "float32"),
+        ("float16", ("fp16_matmul",), "float16"),
+        ("float64", (), "float32"),
+    ],
+)
+def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...], dtype: str) -> None:
+    defaults = CpuPlatform().config_defaults(EngineArgs(), device(*capabilities), checkpoint)
+    assert defaults["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name", "capabilities", "path"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2\n\nprocessor\t: 1\n",
+            "Some CPU",
+            (),
+            "AVX2",
+        ),
+        ("\nmodel name : X\nflags : avx512f avx512_bf16\n", "X", ("bf16_matmul",), "AVX-512"),
+        (
+            "model name : X\nflags : avx512f amx_tile amx_bf16 avx512_fp16\n",
+            "X",
+            ("bf16_matmul", "fp16_matmul"),
+            "AMX",
+        ),
+        ("processor : 0\nFeatures : fp asimd bf16\n", None, ("bf16_matmul",), "NEON"),
+        ("processor : 0\nFeatures : fp asimd asimdhp sve\n", None, ("fp16_matmul",), "SVE"),
+        ("", None, (), "baseline instructions"),
+    ],
+)
+def test_reading_the_processor(
+    tmp_path: Path, cpuinfo: str, name: str | None, capabilities: tuple[str, ...], path: str
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(cpuinfo)
+    processor = read_processor(file)
+    assert processor.capabilities == capabilities
+    assert processor.vector_path == path
+    assert processor.name == name or (name is None and processor.name)
+
+
+def test_a_system_without_cpuinfo(tmp_path: Path) -> None:
+    processor = read_processor(tmp_path / "absent")
+    assert processor.name
+    assert processor.capabilities == ()
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        (
+            "4:cpu,cpuacct:/j\n",
+            {"cpu/j/cpu.cfs_quota_us": "400000\n", "cpu/j/cpu.cfs_period_us": "100000\n"},
+            4,
+        ),
+        ("4:cpu,cpuacct:/j\n", {"cpu/j/cpu.cfs_quota_us": "-1\n", "cpu/j/cpu.cfs_period_us": "100000\n"}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_cores_within_a_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("inferplane_cpu.cores.allowed_cores", lambda: list(range(64)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert usable_cores(tmp_path) == cores
+
+
+def test_affinity_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", forbidden, raising=False)
+    assert len(allowed_cores()) == (os.cpu_count() or 1)
+
+
+def test_binding_that_is_forbidden_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept_settings: None
+) -> None:
+    def forbidden(pid: int, cores: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden, raising=False)
+    monkeypatch.setattr(runtime_module, "allowed_cores", lambda: [0, 1])
+    CpuRuntime(device()).set_up(config(world_size=2), rank=1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "rank 1" in warnings[0]
+    assert "Operation not permitted" in warnings[0]
+    assert "runs unbound" in warnings[0]
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: None) -> None:
+    bound: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(list(cores)), raising=False)
+    monkeypatch.setattr(runtime_module, "allowed_cores", lambda: [2, 3, 5, 7, 11])
+    monkeypatch.setattr(runtime_module, "usable_cores", lambda: 5)
+    for rank in range(2):
+        CpuRuntime(device()).set_up(config(world_size=2), rank)
+        assert torch.get_num_threads() == 2
+    assert bound == [[2, 3], [5, 7]]
+    bound.clear()
+    CpuRuntime(device()).set_up(config(num_threads=1), rank=0)
+    assert torch.get_num_threads() == 1
+    assert bound == []
+
+
+def test_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: None) -> None:
+    monkeypatch.setattr(runtime_module, "allowed_cores", lambda: [0])
+    monkeypatch.setattr(runtime_module, "usable_cores", lambda: 1)
+    CpuRuntime(device()).set_up(config(world_size=4), rank=3)
+    assert torch.get_num_threads() == 1
+
+
+def test_memory_is_what_may_be_taken() -> None:
+    memory = CpuRuntime(device()).memory()
+    assert 0 < memory.available_bytes <= memory.total_bytes
+
+
+def test_half_precision_is_widened_where_it_is_not_native() -> None:
+    plugins = load_plugins(quiet=True)
+    shape = LinearShape("w", 64, 64, torch.bfloat16, has_bias=False)
+    assert plugins.choose_linear(shape, device()).name == "cpu_widened"
+    decision = plugins.linear_decision(shape, device())
+    reasons = {candidate.name: candidate.reason for candidate in decision.candidates}
+    assert reasons["cpu_packed"] == "the processor has no bf16_matmul"
