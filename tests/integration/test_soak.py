@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+
 from server_process import ServerProcess
 
 NUM_CLIENTS = 200

@@ -120,9 +120,10 @@ class Oracle:
 
     def _tokenizer(self) -> Any:
         if "tokenizer" not in self._models:
-            from transformers import AutoTokenizer
+            from transformers import PreTrainedTokenizerFast
 
-            self._models["tokenizer"] = AutoTokenizer.from_pretrained(self.folder)
+            # AutoTokenizer overrules tokenizer.json for some model types, with the pre-tokenizer that those usually have
+            self._models["tokenizer"] = PreTrainedTokenizerFast.from_pretrained(self.folder)
         return self._models["tokenizer"]
 
 

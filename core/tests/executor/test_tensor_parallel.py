@@ -136,7 +136,7 @@ def test_a_rank_killed_at_work_raises_and_leaves_nothing(tiny_model, process_is_
                 )
                 executor.execute(plan)
                 executor.sample()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
     finally:
         executor.shutdown()
     assert not any(map(process_is_alive, pids))

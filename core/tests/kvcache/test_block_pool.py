@@ -99,7 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolAgainstModel = PoolMachine.TestCase
-TestPoolAgainstModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPoolAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_pool_needs_a_block() -> None:

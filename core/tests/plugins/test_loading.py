@@ -186,7 +186,7 @@ def test_commands(toys: ToyIndex) -> None:
 def test_loading_is_quick_and_torch_free() -> None:
     """In a process of its own: nothing was imported before, and what is installed here is what loads.
 
-    Measured in processor time, of which even a busy machine gives an honest account.
+    Some 15 ms of processor time on an idle machine; several times that where its cores are shared.
     """
     script = (
         "import sys, time; import inferplane.plugins as p; start = time.process_time();"
@@ -202,10 +202,10 @@ def test_loading_is_quick_and_torch_free() -> None:
         seconds, *imported = out.split()
         assert imported == ["False", "False"]
         took.append(float(seconds))
-        if took[-1] <= 0.04:
+        if took[-1] <= 0.1:
             break
         time.sleep(0.2)
-    assert min(took) <= 0.04, f"loading took {took} s"
+    assert min(took) <= 0.1, f"loading took {took} s"
 
 
 def test_a_damaged_installation_keeps_the_others(toys: ToyIndex, tmp_path: Path) -> None:

@@ -253,17 +253,17 @@ def run_crowded_schedule(seed: int) -> SimulatedEngine:
     return engine
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_crowded_schedules(seed: int) -> None:
     check_end(run_crowded_schedule(seed))
 
 
 def test_crowded_schedules_reach_what_they_are_for() -> None:
-    engines = [run_crowded_schedule(seed) for seed in range(20)]
+    engines = [run_crowded_schedule(seed) for seed in range(10)]
     stats = [engine.scheduler.stats() for engine in engines]
-    assert sum(figures.num_preemptions for figures in stats) > 50
-    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 200
+    assert sum(figures.num_preemptions for figures in stats) > 25
+    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 100
     assert sum(figures.num_finished.get("error", 0) for figures in stats) > 0
     assert sum(figures.num_finished.get("abort", 0) for figures in stats) > 0
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 8 << 20
 """Keys, in float32, that are gathered at a time: enough that calls cost little, little enough to stay in cache."""
 
 QUERY_TILE = 256

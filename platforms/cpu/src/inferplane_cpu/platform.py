@@ -23,6 +23,9 @@ class CpuPlatform(Platform):
         """A half-precision checkpoint stays so only where the processor multiplies it natively.
 
         Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.
+
+        The step's budget of tokens is as small as it can be without costing throughput (on 2 cores 2,048 is 1 % quicker
+        than 1,024, and 512 is 3 % slower): while a prompt of that size is computed, nobody else gets a token.
         """
         capability = _NATIVE_PRODUCT.get(checkpoint_dtype)
         keeps_dtype = capability is not None and device.capabilities.has(capability)
@@ -30,7 +33,7 @@ class CpuPlatform(Platform):
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
             "block_size": 16,
             "max_num_seqs": 128,
-            "max_num_batched_tokens": 2048,
+            "max_num_batched_tokens": 1024,
         }
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:

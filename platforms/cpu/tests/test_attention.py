@@ -1,0 +1,142 @@
+"""The backend as the runner uses it, step after step, against the reference backend on the same steps."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from inferplane.api import DeviceDescriptor
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
+from inferplane.plugins import load_plugins
+from inferplane_cpu.attention import CpuPagedAttention
+
+NUM_BLOCKS = 64
+TOLERANCES = {"float32": 3e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
+
+
+def make_layer(name: str, dtype: str, block_size: int) -> AttentionLayer:
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_dim=32, dtype=dtype)
+    return AttentionLayer(name=name, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=spec)
+
+
+def reference_backend() -> type[AttentionBackend]:
+    plugins = load_plugins(quiet=True)
+    device = DeviceDescriptor("cpu", 0, "", 0)
+    return next(backend for backend in plugins.attention_backends(device) if backend.name == "reference")
+
+
+class Requests:
+    """Requests that come, grow by random amounts and go, drawing on a pool of blocks that are used again."""
+
+    def __init__(self, seed: int, block_size: int) -> None:
+        self._random = random.Random(seed)
+        self._block_size = block_size
+        self._free = self._random.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+        self._blocks: list[list[int]] = []
+        self._lengths: list[int] = []
+
+    def step(self) -> AttentionInputs | None:
+        for index in reversed(range(len(self._blocks))):
+            if self._random.random() < 0.15:
+                self._free += self._blocks.pop(index)
+                del self._lengths[index]
+        if self._random.random() < 0.6:
+            self._blocks.append([])
+            self._lengths.append(0)
+        query_lens = []
+        for index, length in enumerate(self._lengths):
+            grows = (
+                1 if length and self._random.random() < 0.8 else self._random.randint(1, 3 * self._block_size)
+            )
+            room = (len(self._blocks[index]) + len(self._free)) * self._block_size - length
+            grows = min(grows, room)
+            if grows == 0:
+                return None
+            self._lengths[index] = length + grows
+            while len(self._blocks[index]) * self._block_size < length + grows:
+                self._blocks[index].append(self._free.pop())
+            query_lens.append(grows)
+        return self._inputs(query_lens) if query_lens else None
+
+    def _inputs(self, query_lens: list[int]) -> AttentionInputs:
+        width = max(map(len, self._blocks))
+        table = torch.tensor(
+            [blocks + [0] * (width - len(blocks)) for blocks in self._blocks], dtype=torch.int32
+        )
+        slots = [
+            self._blocks[i][t // self._block_size] * self._block_size + t % self._block_size
+            for i, grown in enumerate(query_lens)
+            for t in range(self._lengths[i] - grown, self._lengths[i])
+        ]
+        starts = [sum(query_lens[:i]) for i in range(len(query_lens) + 1)]
+        return AttentionInputs(
+            num_reqs=len(query_lens),
+            num_tokens=sum(query_lens),
+            query_lens_host=query_lens,
+            seq_lens_host=list(self._lengths),
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(self._lengths, dtype=torch.int32),
+            block_table=table,
+            slot_mapping=torch.tensor(slots),
+            block_size=self._block_size,
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_step_after_step(dtype: str, block_size: int, seed: int) -> None:
+    layers = [make_layer(name, dtype, block_size) for name in ("first", "second")]
+    backends = [CpuPagedAttention(), reference_backend()()]
+    torch_dtype = getattr(torch, dtype)
+    kvs = {
+        (backend.name, layer.name): backend.allocate_kv(
+            layer, NUM_BLOCKS, torch_dtype, torch.device("cpu")
+        ).fill_(math.nan)
+        for backend in backends
+        for layer in layers
+    }
+    requests = Requests(seed, block_size)
+    generator = torch.Generator().manual_seed(seed)
+    num_steps = 0
+    for _ in range(25):
+        inputs = requests.step()
+        if inputs is None:
+            continue
+        num_steps += 1
+        metadata = [backend.build_metadata(inputs) for backend in backends]
+        for layer in layers:
+            qkv = torch.randn(inputs.num_tokens, 10, 32, generator=generator).to(torch_dtype)
+            q, k, v = qkv.split([6, 2, 2], dim=1)
+            kept = qkv.clone()
+            got, want = (
+                backend.forward(layer, q, k, v, kvs[backend.name, layer.name], about)
+                for backend, about in zip(backends, metadata)
+            )
+            assert got.dtype == torch_dtype
+            assert got.shape == q.shape
+            torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+            assert torch.equal(qkv, kept)
+    assert num_steps > 10
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_it_takes_the_bytes_that_its_spec_says(dtype: str, block_size: int) -> None:
+    layer = make_layer("l", dtype, block_size)
+    kv = CpuPagedAttention.allocate_kv(layer, 5, getattr(torch, dtype), torch.device("cpu"))
+    assert kv.nbytes == 5 * layer.spec.block_bytes
+
+
+def test_what_it_does_not_do() -> None:
+    layer = make_layer("l", "float32", 16)
+    assert CpuPagedAttention.unsupported_reason(layer, "float32") is None
+    assert "not in float64" in (CpuPagedAttention.unsupported_reason(layer, "float64") or "")
+    other = AttentionLayer(
+        name="l", num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=KVCacheSpec(block_size=16)
+    )
+    assert "full attention only" in (CpuPagedAttention.unsupported_reason(other, "float32") or "")
