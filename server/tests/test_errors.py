@@ -19,7 +19,17 @@ MINIMAL = {
 
 @pytest.mark.parametrize("route", POST_ROUTES)
 @pytest.mark.parametrize(
-    "body", [b"{", b"", b"nonsense", b'{"a": NaN}', b'{"a": 1e400}', b"\xff\xfe", b"[" * 100_000]
+    "body",
+    [
+        b"{",
+        b"",
+        b"nonsense",
+        b'{"a": NaN}',
+        b'{"a": 1e400}',
+        b'{"a": "\\ud800"}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
 )
 async def test_broken_json_is_400(client, route, body):
     response = await client.post(route, content=body, headers={"Content-Type": "application/json"})
@@ -80,6 +90,8 @@ async def test_an_unknown_route_is_404(client, path, method):
         ("/v1/completions", {"prompt": {"text": "x"}}, "prompt"),
         ("/v1/completions", {"prompt": 7}, "prompt"),
         ("/v1/completions", {"prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 1025}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 1000, "n": 128}, "n"),
         ("/v1/completions", {"prompt": [99999]}, "prompt"),
         ("/v1/completions", {"prompt": [2**70]}, "prompt"),
         ("/tokenize", {}, "prompt"),

@@ -12,7 +12,16 @@ from server_process import ServerProcess
 
 API_KEY = "sk-integration-0123456789"
 MODEL = "smollm2"
-ENGINE_OPTIONS = ("--dtype", "float32", "--num-threads", "1", "--kv-cache-bytes", "512MiB", "--served-model-name", MODEL)
+ENGINE_OPTIONS = (
+    "--dtype",
+    "float32",
+    "--num-threads",
+    "1",
+    "--kv-cache-bytes",
+    "512MiB",
+    "--served-model-name",
+    MODEL,
+)
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def engine_of(server: ServerProcess):
 
 
 def test_sigterm_finishes_what_is_in_flight_and_takes_nothing_new(start: START):
-    server = start().wait_ready()
+    server = start("--drain-timeout-s", "300").wait_ready()
     streams = [Stream(server.url, 400) for _ in range(10)]
     server.signal(signal.SIGTERM)
     refused = None
@@ -120,7 +120,7 @@ def test_what_outlasts_the_drain_time_is_broken_off_with_an_error(start: START):
         assert '"error"' in stream.text
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.5, 3.0])
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 2.0])
 def test_sigterm_while_starting(start: START, delay_s: float):
     server = start()
     while not server.remember_children():  # from here on there is an engine to be ended

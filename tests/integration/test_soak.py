@@ -69,6 +69,20 @@ async def stream_text(
     raise AssertionError(f"a stream ended without [DONE] after {text!r}")
 
 
+async def probe_health(session: aiohttp.ClientSession) -> list[float]:
+    """Seconds that each probe took, ten a second until cancelled."""
+    durations_s: list[float] = []
+    try:
+        while True:
+            started_s = time.monotonic()
+            async with session.get("/health") as response:
+                assert response.status == 200
+            durations_s.append(time.monotonic() - started_s)
+            await asyncio.sleep(0.1)
+    except asyncio.CancelledError:
+        return durations_s
+
+
 @pytest.mark.timeout(600)
 async def test_a_third_hangs_up_and_the_others_are_answered(server: ServerProcess):
     chance = random.Random(0)
@@ -83,10 +97,15 @@ async def test_a_third_hangs_up_and_the_others_are_answered(server: ServerProces
             await asyncio.sleep(chance.random() * 0.2)
             return await stream_text(session, prompt, hang_up_after)
 
+        probing = asyncio.create_task(probe_health(session))
         answers = await asyncio.gather(*(client(*plan) for plan in plans))
+        probing.cancel()
+        probes_s = await probing
     ended_s = time.monotonic()
     for (prompt, hang_up_after), answer in zip(plans, answers, strict=True):
         assert answer == (alone[prompt] if hang_up_after is None else None)
+    probes_s.sort()
+    assert probes_s[len(probes_s) * 99 // 100] < 1.0, "/health is held up by other requests"
     while not await asyncio.to_thread(_is_at_rest, server):
         assert time.monotonic() - ended_s < 1.0, "requests are still running a second after the last answer"
         await asyncio.sleep(0.02)

@@ -41,7 +41,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     step_id: int
     removed_request_ids: list[str] = []
-    """Finished, aborted or preempted since the last plan."""
+    """Finished, aborted or preempted since the last plan. After a step that raised, ids that the worker never got to
+    adding may be among them: it ignores those."""
     new_requests: list[NewRequest] = []
     new_block_ids: dict[str, list[list[int]]] = {}
     """Requests already in the batch that got more blocks: for each KV group the added ids."""

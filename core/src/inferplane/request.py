@@ -7,6 +7,7 @@ processes as msgpack.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -18,8 +19,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
 MAX_TEMPERATURE = 100.0
-MIN_TEMPERATURE = 1e-5
-"""Temperatures under this one are greedy: dividing logits by them could only overflow."""
+MIN_TEMPERATURE = 1e-3
+"""Temperatures under this one are greedy: a draw could only overflow, or choose between logits that half precision has
+rounded to the same number, where greedy takes the first."""
 
 
 class ParameterError(ValueError):
@@ -69,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of this many best tokens (and of the chosen one) for each output token."""
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
-    """Added to the logits before anything else; -100 bans a token, +100 forces it."""
+    """Added to the logits before every other setting but `logits_processors`; -100 bans a token."""
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
@@ -77,8 +79,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Processors that plugins contribute, by name, each with its argument."""
 
     def __post_init__(self) -> None:
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        msgspec.structs.force_setattr(self, "stop", stop)
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        _check_strings("stop", stop, MAX_STOP_STRINGS)
+        msgspec.structs.force_setattr(self, "stop", list(stop))
         if self.top_k == -1:
             msgspec.structs.force_setattr(self, "top_k", 0)
         if isinstance(self.temperature, (int, float)) and 0 < self.temperature < MIN_TEMPERATURE:
@@ -104,16 +107,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 _check_integer(name, value, 0, MAX_LOGPROBS)
-        _check_strings("stop", stop, MAX_STOP_STRINGS)
         _check_strings("bad_words", self.bad_words or [], 1024)
         if len(self.logit_bias or {}) > MAX_LOGIT_BIAS:
             raise ParameterError(
                 "logit_bias", f"logit_bias has {len(self.logit_bias or {})} entries, at most {MAX_LOGIT_BIAS} are allowed"
             )
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            _check_token_ids(name, getattr(self, name) or ())
         for token_id, bias in (self.logit_bias or {}).items():
             _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids", "allowed_token_ids is empty: it would allow no token at all")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ParameterError(name, f"{name} must be true or false, got {value!r}")
+        if not isinstance(self.logits_processors, dict | None):
+            raise ParameterError(
+                "logits_processors", f"logits_processors maps names to arguments, got {self.logits_processors!r}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -164,7 +175,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogprob]
 
 
-class EngineOutput(msgspec.Struct, kw_only=True):
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request."""
 
     request_id: str
@@ -199,7 +210,16 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
         raise ParameterError(name, f"{name} must be from {low} to {high}, got {value}")
 
 
-def _check_strings(name: str, values: list[str], most: int) -> None:
+def _check_token_ids(name: str, token_ids: Iterable[object]) -> None:
+    """Of which model they are is not known yet: see `SamplingParams.check_vocabulary`."""
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ParameterError(name, f"{name} names tokens by integer id, got {token_id!r}")
+
+
+def _check_strings(name: str, values: object, most: int) -> None:
+    if not isinstance(values, list | tuple):
+        raise ParameterError(name, f"{name} takes a list of strings, got {values!r}")
     if len(values) > most:
         raise ParameterError(name, f"{name} has {len(values)} entries, at most {most} are allowed")
     for value in values:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -137,6 +138,17 @@ async def test_refusals_come_with_the_first_step_and_leave_nothing() -> None:
         assert engine.num_in_flight == 0
         output = await collect(engine, [5], 3, "r")
         assert output.outputs[0].token_ids == fake_engine.continuation([5], 3)
+
+
+async def test_a_request_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as engine:
+        monkeypatch.setattr(engine._front_end.inputs, "_logits_processors", frozenset({"p"}))
+        params = SamplingParams(logits_processors={"p": object()})
+        with pytest.raises(TypeError, match="object"):
+            await anext(engine.generate([5], params, request_id="r"))
+        assert engine.num_in_flight == 0
+        assert (await collect(engine, [5], 3, "r")).outputs[0].token_ids == fake_engine.continuation([5], 3)
+        assert await engine.drain(1.0)
 
 
 async def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
@@ -335,6 +347,16 @@ async def test_a_killed_engine_is_noticed_within_a_second() -> None:
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             engine.check_health()
         assert not engine.is_ready
+
+
+async def test_requests_to_a_dead_engine_leave_no_trace() -> None:
+    async with running() as engine:
+        engine._client.child.kill()
+        await until(lambda: not engine.is_ready, 2.0)
+        for _ in range(20):
+            with pytest.raises(EngineDeadError) as caught:
+                await anext(engine.generate([5], SamplingParams(), request_id="r"))
+        assert len(traceback.extract_tb(caught.value.__traceback__)) < 10
 
 
 async def test_a_stopped_engine_is_noticed_in_the_configured_time() -> None:

@@ -74,6 +74,32 @@ def test_ids_outside_the_vocabulary(inputs: InputProcessor, token_id: int) -> No
         assert caught.value.param == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 2**31),
+        ("priority", -(10**30)),
+        ("priority", 1.5),
+        ("priority", True),
+        ("cache_salt", 5),
+        ("cache_salt", b"salt"),
+    ],
+)
+def test_what_no_message_to_the_engine_can_carry_is_refused(
+    inputs: InputProcessor, field: str, value: object
+) -> None:
+    with pytest.raises(ParameterError, match=field) as caught:
+        inputs.requests("r", [1], GREEDY, **{field: value})  # type: ignore[arg-type]
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize("token_id", [1.0, True, "1", None])
+def test_token_ids_are_integers(inputs: InputProcessor, token_id: object) -> None:
+    with pytest.raises(ParameterError, match=type(token_id).__name__) as caught:
+        inputs.requests("r", [1, token_id], GREEDY)  # type: ignore[list-item]
+    assert caught.value.param == "prompt"
+
+
 def test_unknown_logits_processors_are_refused(inputs: InputProcessor) -> None:
     inputs.requests("r", [1], SamplingParams(logits_processors={"upper": None}))
     with pytest.raises(ParameterError, match=r"lower.*installed: upper") as caught:

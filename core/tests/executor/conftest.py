@@ -135,7 +135,9 @@ def sockets_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sockets-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[inferplane.plugins]\nsockets = sockets_plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    )
 
 
 @pytest.fixture

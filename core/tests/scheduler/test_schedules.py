@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from simulated_engine import SimulatedEngine, SimulatedWorker
 
 from inferplane.api.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
 from inferplane.config.engine import CacheConfig, SchedulerConfig
 from inferplane.request import EngineRequest, FinishReason, SamplingParams
 from inferplane.scheduler import RequestTooLargeError, Scheduler
 from inferplane.scheduler.sequence import Sequence
+from simulated_engine import SimulatedEngine, SimulatedWorker
 
 MAX_MODEL_LEN = 60
 
@@ -214,15 +214,16 @@ def random_request(draws: random.Random, request_id: str, max_tokens_in_all: int
     num_tokens = draws.randint(max(2, max_tokens_in_all // 10), max_tokens_in_all)
     num_prompt = draws.randint(1, num_tokens - 1)
     max_tokens = num_tokens - num_prompt
-    stem = draws.choice([[1] * 60, [1] * 9 + [2] * 60, []])
+    stem = draws.choice([[1] * 60, [1] * 60, [1] * 9 + [2] * 60])
+    num_stem = draws.choice([0, num_prompt // 2, num_prompt])
     tail = draws.choices(range(3), k=num_tokens)
     return EngineRequest(
         request_id=request_id,
-        prompt_token_ids=[*stem[: draws.randint(0, num_prompt)], *tail][:num_prompt],
+        prompt_token_ids=[*stem[:num_stem], *tail][:num_prompt],
         params=SamplingParams(max_tokens=max_tokens, prompt_logprobs=draws.choice([None, None, None, 0])),
         max_tokens=max_tokens,
         priority=draws.randrange(3),
-        cache_salt=draws.choice([None, None, None, "salt"]),
+        cache_salt=draws.choice([None] * 5 + ["salt"]),
     )
 
 
@@ -263,7 +264,7 @@ def test_crowded_schedules_reach_what_they_are_for() -> None:
     engines = [run_crowded_schedule(seed) for seed in range(10)]
     stats = [engine.scheduler.stats() for engine in engines]
     assert sum(figures.num_preemptions for figures in stats) > 25
-    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 100
+    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 50
     assert sum(figures.num_finished.get("error", 0) for figures in stats) > 0
     assert sum(figures.num_finished.get("abort", 0) for figures in stats) > 0
 

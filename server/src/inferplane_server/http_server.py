@@ -68,8 +68,11 @@ class HttpServer:
     def engine_fault(self) -> Exception | None:
         return self._service.lifecycle.engine_fault()
 
-    def warn_of_missing_template(self) -> None:
-        if self._service.chat_prompts.source is None:
+    async def prepare_chat(self) -> None:
+        """Once the engine is ready: compiles the chat template, or warns that there is none."""
+        chat_prompts = self._service.chat_prompts
+        await asyncio.to_thread(chat_prompts.warm_up)
+        if chat_prompts.source is None:
             logger.warning(
                 "The model has no chat template, so /v1/chat/completions is refused; --chat-template supplies one"
             )

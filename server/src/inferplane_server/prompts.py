@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
-from inferplane.tokenizer import Tokenizer
+from inferplane.tokenizer import ChatTemplateError, Tokenizer
 from inferplane.tokenizer.chat_template import ChatTemplate
 from inferplane_server.engine_protocol import Engine
 from inferplane_server.errors import invalid
@@ -64,6 +65,15 @@ class ChatPrompts:
     def source(self) -> str | None:
         """The template in use; None when there is none, and conversations are refused."""
         return self._override.source if self._override else self._tokenizer.chat_template
+
+    def warm_up(self) -> None:
+        """Compiles the template, which takes Jinja a while, before the first caller has to wait for it."""
+        if self.source is None:
+            return
+        chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "hello"}]})
+        # a template that cannot render this much refuses it again when a caller is there to be told
+        with suppress(ChatTemplateError):
+            self._render(chat)
 
     async def render(self, chat: ChatFields) -> str:
         """The prompt's text. Raises `ChatTemplateError` for messages that the template does not take."""

@@ -122,8 +122,8 @@ async def _serve(
 async def _watch_engine(engine: AsyncEngine, http: HttpServer, started_s: float) -> int:
     """Announces when the engine is ready. Returns the exit code when it has died."""
     await engine.wait_ready()
-    http.warn_of_missing_template()
     logger.info("Ready after %.1f s: %s", time.monotonic() - started_s, http.url)
+    await http.prepare_chat()
     while (error := http.engine_fault()) is None:
         await asyncio.sleep(HEALTH_CHECK_S)
     logger.critical("Ending in %.0f s, because the engine does not work: %s", DEATH_NOTICE_S, error)

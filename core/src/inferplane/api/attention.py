@@ -56,7 +56,6 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among backends that support a layer the highest wins."""
-    preferred_block_size: ClassVar[int] = 16
 
     @classmethod
     @abstractmethod

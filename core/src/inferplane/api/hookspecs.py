@@ -79,7 +79,8 @@ def models() -> Mapping[str, str]:  # type: ignore[empty-body]
 
 @hookspec
 def scheduler_policies() -> Mapping[str, str]:  # type: ignore[empty-body]
-    """Orders of the waiting queue by name, each as ``"module:Class"`` of a scheduler policy."""
+    """Orders of the waiting queue by name, each as ``"module:Class"`` of a `SchedulerPolicy`
+    (`inferplane.api.scheduling`), which is made without arguments."""
 
 
 @hookspec

@@ -18,8 +18,4 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, (tuple, list)):
-        return ".".join(map(str, value))
-    return str(value)
+    return "-" if value is None else str(value)

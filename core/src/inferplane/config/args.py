@@ -39,9 +39,12 @@ class EngineArgs:
     num_threads: int | None = option(None, "Device", "Host threads of each worker. Default: the platform decides.")
     tensor_parallel_size: int = option(1, "Device", "Ranks that each layer is split over.")
     executor: str = option(
-        "auto", "Device", "Where workers live: in the engine's process or in their own.", choices=("auto", "local", "multiprocess")
+        "auto",
+        "Device",
+        "local runs one rank, in the engine's process; multiprocess gives each further one its own. auto: by number.",
+        choices=("auto", "local", "multiprocess"),
     )
-    block_size: int | None = option(None, "KV cache", "Tokens per KV block. Default: what the attention backend prefers.")
+    block_size: int | None = option(None, "KV cache", "Tokens per KV block. Default: the platform decides.")
     kv_cache_bytes: int | None = option(
         None, "KV cache", "Memory for the KV cache: bytes, or a number with KiB, MiB, GiB. Default: from available memory.", type="bytes"
     )

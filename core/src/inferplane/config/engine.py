@@ -64,8 +64,8 @@ class SchedulerConfig:
 class ParallelConfig:
     tensor_parallel_size: int = 1
     executor: str = "auto"
-    """``local`` runs the worker in the engine's process; ``multiprocess`` gives each rank its own;
-    ``auto`` picks by the world size."""
+    """Rank 0 lives in the engine's process. ``local`` allows no other; ``multiprocess`` gives each other one a process
+    of its own; ``auto`` picks by the world size."""
 
     @property
     def world_size(self) -> int:

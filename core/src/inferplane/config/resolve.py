@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from inferplane.config.args import EngineArgs
 from inferplane.config.engine import (
@@ -18,6 +18,7 @@ from inferplane.config.engine import (
     ParallelConfig,
     SchedulerConfig,
 )
+from inferplane.request import MAX_SEED
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -33,7 +34,7 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
     from inferplane.models.remote_code import refuse_unknown_code
     from inferplane.models.source import resolve_model
 
-    _check_numbers(args)
+    _check_values(args)
     device = plugins.select_device(args.device)
     platform = plugins.platform(device)
     source = resolve_model(args.model, revision=args.revision, progress=progress)
@@ -68,10 +69,19 @@ def _with_defaults(args: EngineArgs, defaults: Mapping[str, Any]) -> EngineArgs:
     names = {f.name for f in fields(args)}
     if unknown := defaults.keys() - names:
         raise ConfigError("device", f"the platform gave defaults for unknown settings: {sorted(unknown)}")
-    return replace(args, **{k: v for k, v in defaults.items() if getattr(args, k) in (None, "auto")})
+    filled = replace(args, **{k: v for k, v in defaults.items() if getattr(args, k) in (None, "auto")})
+    num_seqs, budget = filled.max_num_seqs, filled.max_num_batched_tokens
+    if num_seqs is not None and budget is not None and budget < num_seqs:
+        # of two that must fit, what the user chose stays and what was left open follows
+        if args.max_num_seqs is None:
+            return replace(filled, max_num_seqs=budget)
+        if args.max_num_batched_tokens is None:
+            return replace(filled, max_num_batched_tokens=num_seqs)
+    return filled
 
 
 def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugins: PluginSet) -> ModelConfig:
+    from inferplane.models.hf_fields import whole_number
     from inferplane.models.registry import resolve_architecture
 
     architecture = resolve_architecture(hf_config, plugins.models())
@@ -84,7 +94,7 @@ def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugin
         architecture=architecture,
         dtype=args.dtype,
         max_model_len=_max_model_len(args.max_model_len, hf_config),
-        vocab_size=int(hf_config["vocab_size"]),
+        vocab_size=whole_number(hf_config, "vocab_size"),
         is_max_model_len_explicit=args.max_model_len is not None,
     )
 
@@ -105,7 +115,19 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
     return asked or trained or 2048
 
 
-def _check_numbers(args: EngineArgs) -> None:
+_KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
+
+
+def _check_values(args: EngineArgs) -> None:
+    kinds = get_type_hints(EngineArgs)
+    for setting in fields(args):
+        name, value, kind = setting.name, getattr(args, setting.name), kinds[setting.name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            wanted = " or ".join(_KINDS.get(each, "None") for each in get_args(kind) or (kind,))
+            raise ConfigError(name, f"{name} must be {wanted}, got {value!r}")
+        choices = setting.metadata.get("choices")
+        if choices and value not in choices:
+            raise ConfigError(name, f"{name} must be one of {', '.join(choices)}, got {value!r}")
     at_least_one = (
         "max_model_len",
         "num_threads",
@@ -120,22 +142,16 @@ def _check_numbers(args: EngineArgs) -> None:
     )
     for name in at_least_one:
         value = getattr(args, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(name, f"{name} must be a whole number of at least 1, got {value!r}")
-    choices_of = {
-        "load_format": ("auto", "dummy"),
-        "executor": ("auto", "local", "multiprocess"),
-        "generation_config": ("auto", "none"),
-    }
-    for name, choices in choices_of.items():
-        if getattr(args, name) not in choices:
-            raise ConfigError(name, f"{name} must be one of {', '.join(choices)}, got {getattr(args, name)!r}")
+        if value is not None and value < 1:
+            raise ConfigError(name, f"{name} must be at least 1, got {value}")
+    if not -MAX_SEED - 1 <= args.seed <= MAX_SEED:
+        raise ConfigError("seed", f"seed must be from {-MAX_SEED - 1} to {MAX_SEED}, got {args.seed}")
 
 
 def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
     ranks = config.parallel.tensor_parallel_size
     num_heads = config.model.hf_config.get("num_attention_heads")
-    if num_heads and num_heads % ranks:
+    if isinstance(num_heads, int) and num_heads % ranks:
         raise ConfigError(
             "tensor_parallel_size",
             f"the model's {num_heads} attention heads do not divide over {ranks} ranks; use a divisor of {num_heads}",

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,8 @@ class AsyncEngine:
             self._begin_to_listen()
         await self._started.wait()
         if self._failure is not None:
-            raise self._failure
+            # raised once for each request: the tracebacks must not pile up, with every prompt in their frames
+            raise self._failure.with_traceback(None)
 
     def _begin_to_listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,7 +143,7 @@ class AsyncEngine:
 
         def wait_for_exit() -> None:
             returncode = self._client.child.process.wait()
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(loop.call_later, LAST_WORDS_S, self._on_exit, returncode)
 
         threading.Thread(target=wait_for_exit, name="engine-exit", daemon=True).start()
@@ -310,7 +312,11 @@ class AsyncEngine:
         self._front_end.outputs.add(request_id, requests)
         stream = self._streams[request_id] = DeltaStream()
         self._idle.clear()
-        self._client.add(requests)
+        try:
+            self._client.add(requests)
+        except BaseException:  # an argument for a plugin's logits processor that no message can carry, say
+            self._release(request_id)
+            raise
         return stream
 
     def _check_queue(self, n: int) -> None:

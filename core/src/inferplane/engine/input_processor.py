@@ -16,6 +16,9 @@ from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
 from inferplane.request import MAX_SEED, EngineRequest, ParameterError, SamplingParams
 from inferplane.tokenizer import Tokenizer
 
+MAX_PRIORITY = 2**31 - 1
+"""Either way from 0."""
+
 
 class PromptDict(TypedDict, total=False):
     """A prompt as text, as tokens, or both (then the tokens count and the text is for display)."""
@@ -107,6 +110,7 @@ class InputProcessor:
         """
         self.check_prompt(prompt_token_ids, needs_room=params.max_tokens != 0)
         self._check_params(params)
+        _check_routing(priority, cache_salt)
         room = self.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         bad_words = self._bad_words.spellings(params.bad_words) if params.bad_words else []
@@ -133,6 +137,9 @@ class InputProcessor:
             raise EmptyPromptError
         if len(prompt_token_ids) + needs_room > self.max_model_len:
             raise PromptTooLongError(len(prompt_token_ids), self.max_model_len)
+        if strange := set(map(type, prompt_token_ids)) - {int}:
+            names = ", ".join(sorted(kind.__name__ for kind in strange))
+            raise ParameterError("prompt", f"the prompt's token ids must be integers, got {names}")
         for token_id in (min(prompt_token_ids), max(prompt_token_ids)):
             if not 0 <= token_id < self.vocab_size:
                 raise ParameterError(
@@ -148,6 +155,18 @@ class InputProcessor:
                 "logits_processors",
                 f"unknown logits processors {', '.join(sorted(unknown))}; installed: {known}",
             )
+
+
+def _check_routing(priority: object, cache_salt: object) -> None:
+    """What no message to the engine could carry. Raises `ParameterError`."""
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
+        raise ParameterError(
+            "priority",
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}",
+        )
+    if not isinstance(cache_salt, str | None):
+        raise ParameterError("cache_salt", f"cache_salt must be a text, got {cache_salt!r}")
 
 
 def _params_of_completion(params: SamplingParams, index: int) -> SamplingParams:

@@ -239,14 +239,18 @@ class LLM:
         [output] = self._submit([prompt], [params])
         num_shown = 0
         try:
-            while not output.finished:
-                with deferred_interrupt() as check_interrupt:
-                    self._step()
-                    check_interrupt()
-                num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+            while True:
+                num_tokens = _num_output_tokens(output)
                 if num_tokens > num_shown or output.finished:
                     num_shown = num_tokens
-                    yield output.snapshot()
+                    shown = output.snapshot()
+                    yield shown
+                    if shown.finished:
+                        return
+                else:  # while this was paused, another caller's steps may have moved it, even to its end
+                    with deferred_interrupt() as check_interrupt:
+                        self._step()
+                        check_interrupt()
         finally:
             self._abort([output])
 

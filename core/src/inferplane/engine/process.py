@@ -1,4 +1,4 @@
-"""The engine process: ``python -m inferplane.engine.process INBOX OUTBOX``, started by `EngineProcess`.
+"""The engine process: ``python -m inferplane.engine.process INBOX OUTBOX``, started by `EngineChild`.
 
 Two sockets join it to the front end, each bound by the side that reads. Standard input is a pipe that nobody writes
 to: when it ends, the front end is gone, however it went, and this process ends too.

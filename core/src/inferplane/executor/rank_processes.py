@@ -101,6 +101,7 @@ class RankProcesses:
         for rank in self._ranks:
             command = [
                 sys.executable,
+                "-P",  # what lies in the current folder must not stand in for a module
                 "-m",
                 "inferplane.executor.rank",
                 self.directory,

@@ -25,7 +25,7 @@ class CachedPrefix:
 
 
 class RequestBlocks:
-    """What one request holds of the pool. Made by `KVCacheManager.open`, read by anyone, changed by the manager only."""
+    """What one request holds of the pool. Made by `KVCacheManager.open`, and changed by that manager only."""
 
     __slots__ = (
         "block_ids",

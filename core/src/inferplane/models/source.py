@@ -55,10 +55,13 @@ def resolve_model(
     if not model.strip() or "\0" in model:
         raise ModelLoadError(f"model {model!r} is no name; give a folder, a GGUF file or a Hugging Face id")
     path = Path(model).expanduser()
-    if path.is_dir():
-        return _in_folder(model, path)
     if path.exists():
-        return _in_file(model, path)
+        if revision is not None:
+            raise ModelLoadError(
+                f"model {model!r} is on this machine, so revision {revision!r} means nothing; leave it out, or give a "
+                "Hugging Face id"
+            )
+        return _in_folder(model, path) if path.is_dir() else _in_file(model, path)
     if not _HUB_ID.fullmatch(model) or path.suffix in (".gguf", ".safetensors", *_PICKLES):
         _no_such_path(model, path)
     from inferplane.models.hub import snapshot

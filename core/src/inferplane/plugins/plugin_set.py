@@ -54,6 +54,7 @@ class PluginSet:
         self._records, self._twins = discover(self._manager, quiet)
         self._supported: dict[str, Supported] = {}
         self._answers: dict[tuple[str, DeviceDescriptor | None], list[tuple[str, Any]]] = {}
+        self._merged_answers: dict[str, dict[str, Any]] = {}
         self._platforms: dict[DeviceDescriptor, Platform] = {}
 
     # -- what is installed
@@ -253,6 +254,8 @@ class PluginSet:
         return result
 
     def _merged(self, hook: str) -> dict[str, Any]:
+        if hook in self._merged_answers:
+            return self._merged_answers[hook]
         merged: dict[str, Any] = {}
         owners: dict[str, str] = {}
         for plugin, mapping in self.collect(hook):
@@ -262,6 +265,7 @@ class PluginSet:
                     logger.warning("%s: %s and %s both bring %r; the first is used", hook, first, second, key)
                 merged.setdefault(key, value)
                 owners.setdefault(key, plugin)
+        self._merged_answers[hook] = merged
         return merged
 
 

@@ -20,7 +20,12 @@ class ReferencePlatform(Platform):
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
     ) -> Mapping[str, Any]:
         # an oracle rounds as little as it can, whatever the weights are stored in
-        return {"dtype": "float32", "block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
+        return {
+            "dtype": "float32",
+            "block_size": 16,
+            "max_num_seqs": min(64, args.max_num_batched_tokens or 64),
+            "max_num_batched_tokens": max(1024, args.max_num_seqs or 0),
+        }
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
         return HostRuntime(device)

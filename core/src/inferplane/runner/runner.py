@@ -74,11 +74,11 @@ class Runner:
         executed = _Executed(plan.step_id, np.zeros(0, np.int64), None)
         if plan.num_scheduled_tokens:
             step = self.batch.prepare(plan.num_scheduled_tokens)
-            hidden = self._model(self.to_device(step))
+            batch = self.to_device(step)
+            hidden = self._model(batch)
             executed.rows = step.sample_rows
             if len(step.sample_rows):
-                rows = self._runtime.to_device(torch.from_numpy(step.sample_tokens))
-                executed.logits = self._model.compute_logits(hidden.index_select(0, rows))
+                executed.logits = self._model.compute_logits(hidden.index_select(0, batch.logits_rows))
             for span in step.prompt_spans:
                 first = span.first_token
                 entries = self._prompt_logprobs(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.api.model import BuildContext, Model
@@ -32,8 +33,10 @@ class ModelWorker(Worker):
         self.is_sampling = context.group.rank == 0
         self.runtime = context.platform.device_runtime(context.device)
         self.comm: Communicator = SoloCommunicator()
+        self._attention = AttentionChooser(self._choose_attention)
         self._model: Model | None = None
         self._runner: Runner | None = None
+        self._kv_config: KVCacheConfig | None = None
 
     def set_up(self) -> None:
         self.runtime.set_up(self.config, self.context.group.rank)
@@ -65,10 +68,6 @@ class ModelWorker(Worker):
         """The choices that a model is built with; a platform's worker may make others."""
         plugins, device, config = self.context.plugins, self.context.device, self.config
         dtype = getattr(torch, config.model.dtype)
-        backend = config.device.attention_backend
-        self._attention = AttentionChooser(
-            lambda layer: plugins.choose_attention(layer, device, config.model.dtype, backend)
-        )
         return BuildContext(
             config=config,
             ops=plugins.resolve_ops(device, dtype),
@@ -78,6 +77,11 @@ class ModelWorker(Worker):
             choose_linear=lambda shape: plugins.choose_linear(shape, device),
             choose_attention=self._attention,
         )
+
+    def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:
+        plugins, config = self.context.plugins, self.config
+        name = config.device.attention_backend
+        return plugins.choose_attention(layer, self.context.device, config.model.dtype, name)
 
     @property
     def model(self) -> Model:
@@ -122,6 +126,8 @@ class ModelWorker(Worker):
         self._kv_config = kv_config
 
     def warm_up(self) -> None:
+        if self._kv_config is None:
+            raise RuntimeError("the worker has no KV cache yet: call init_kv_cache first")
         for plan in warm_up_plans(self._kv_config, self.config.model.max_model_len):
             self.execute(plan)
             if self.is_sampling and plan.num_scheduled_tokens:

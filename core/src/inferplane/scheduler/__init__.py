@@ -1,4 +1,4 @@
-"""Which request runs next, on which blocks: requests in, step plans out, results back in, outputs out. Free of torch."""
+"""Which request runs next, on which blocks: requests in, plans out, results in, outputs out. Free of torch."""
 
 from inferplane.scheduler.errors import QueueFullError, RequestTooLargeError
 from inferplane.scheduler.queue import FcfsPolicy, PriorityPolicy, SchedulerPolicy

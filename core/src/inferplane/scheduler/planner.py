@@ -51,7 +51,7 @@ class StepPlanner:
 
     Memory: a request is admitted when the pool has room for all its tokens so far, on top of what those in the batch
     will need for theirs. A request that needs a block when none is free takes it from the last in order, which is
-    preempted: only requests later in order than itself. So the first one always moves on, and everybody is first one day.
+    preempted, but never from one before itself. So the first one always moves on, and everybody is first one day.
     """
 
     def __init__(self, state: SchedulerState, max_num_seqs: int, max_num_batched_tokens: int) -> None:

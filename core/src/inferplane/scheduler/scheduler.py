@@ -49,7 +49,8 @@ class Scheduler:
         known_policies = {**BUILTIN_POLICIES, **(policies or {})}
         if scheduler_config.policy not in known_policies:
             raise ValueError(
-                f"scheduler_policy {scheduler_config.policy!r} is unknown; there are {', '.join(sorted(known_policies))}"
+                f"scheduler_policy {scheduler_config.policy!r} is unknown; "
+                f"there are {', '.join(sorted(known_policies))}"
             )
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
             value = getattr(scheduler_config, name)
@@ -111,8 +112,9 @@ class Scheduler:
         if num_needed > num_blocks:
             raise RequestTooLargeError(
                 "prompt" if self._kv.max_num_blocks(num_prompt) > num_blocks else "max_tokens",
-                f"a prompt of {num_prompt} tokens and max_tokens of {max_tokens} need {num_needed} KV blocks, but there "
-                f"are {num_blocks} in all: shorten the prompt, lower max_tokens, or start with a larger kv_cache_bytes",
+                f"a prompt of {num_prompt} tokens and max_tokens of {max_tokens} need {num_needed} KV blocks, but "
+                f"there are {num_blocks} in all: shorten the prompt, lower max_tokens, or start with a larger "
+                "kv_cache_bytes",
             )
 
     def _check_queue(self) -> None:
@@ -187,9 +189,10 @@ class Scheduler:
     def fail_step(self, plan: StepPlan, error: BaseException | str) -> list[EngineOutput]:
         """Says that executing a plan raised, so that nothing it was to compute exists.
 
-        A step does not tell whose fault it was. So its requests leave the batch and run again from the start, one at a
-        time in steps of their own, until each is past the place where the step failed; the one whose lone step
-        raises finishes with an error, and the others go on as if nothing had happened. Returns that one's output, if any.
+        A step does not tell whose fault it was. So its requests leave the batch and run again from the start, one at
+        a time in steps of their own, until each is past the place where the step failed; the one whose lone step
+        raises finishes with an error, and the others go on as if nothing had happened. Returns the output of that
+        one, if there is one.
 
         The next plan removes from the workers' batch whatever the failed plan named, whether they had got to adding
         it or not.

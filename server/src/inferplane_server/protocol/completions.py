@@ -13,6 +13,8 @@ from inferplane_server.protocol.sampling import REFUSED_SAMPLING, SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
+MAX_COMPLETIONS = 2048
+"""Over all prompts of one request, each with its n."""
 
 RawPrompt = str | list[int]
 
@@ -68,6 +70,10 @@ class CompletionRequest(SamplingFields):
                 "best_of",
                 "unsupported_parameter",
             )
+        num_completions = len(self.prompt) * (self.n or 1)
+        if num_completions > MAX_COMPLETIONS:
+            asked = f"{len(self.prompt)} prompts with n={self.n or 1} are {num_completions} completions"
+            raise invalid(f"{asked}; at most {MAX_COMPLETIONS} go into one request", "n", "invalid_value")
         if self.logprobs is not None:
             check_logprobs_count("logprobs", self.logprobs)
 

@@ -108,7 +108,5 @@ def check_logprobs_count(name: str, value: int) -> int:
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.lstrip("-").isdigit()):
-        raise invalid(
-            f"logit_bias: {key!r} is not a token id".replace("'", '"'), "logit_bias", "invalid_value"
-        )
+        raise invalid(f'logit_bias: "{key}" is not a token id', "logit_bias", "invalid_value")
     return int(key)

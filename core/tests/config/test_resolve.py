@@ -1,0 +1,131 @@
+"""`resolve`: every open setting is filled, and what cannot be honoured is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferplane.config import ConfigError, EngineArgs, EngineConfig
+from inferplane.config.resolve import resolve
+from inferplane.models.errors import ModelLoadError
+from inferplane.plugins import load_plugins
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def resolved(tmp_path: Path):
+    def make(written: Mapping[str, Any] = MODEL, /, **settings: Any) -> EngineConfig:
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        data = len(header).to_bytes(8, "little") + header + bytes(4)
+        (tmp_path / "model.safetensors").write_bytes(data)
+        args = EngineArgs(**{"model": str(tmp_path), "device": "reference", **settings})
+        return resolve(args, load_plugins(quiet=True), progress=False)
+
+    return make
+
+
+def test_what_is_left_open_comes_from_the_platform_and_the_model(resolved) -> None:
+    config = resolved()
+    assert (config.model.dtype, config.model.max_model_len, config.model.vocab_size) == ("float32", 512, 100)
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (64, 1024)
+    assert not config.model.is_max_model_len_explicit
+
+
+def test_what_the_user_sets_stays(resolved) -> None:
+    config = resolved(dtype="float16", max_model_len=77, block_size=8, seed=-5, max_num_seqs=3)
+    assert (config.model.dtype, config.model.max_model_len) == ("float16", 77)
+    assert (config.cache.block_size, config.seed, config.scheduler.max_num_seqs) == (8, -5, 3)
+    assert config.model.is_max_model_len_explicit
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_seqs", "budget"),
+    [
+        ({"max_num_batched_tokens": 32}, 32, 32),
+        ({"max_num_seqs": 2000}, 2000, 2000),
+        ({"max_num_seqs": 16, "max_num_batched_tokens": 32}, 16, 32),
+        ({"max_num_batched_tokens": 65}, 64, 65),
+    ],
+)
+def test_of_two_settings_that_must_fit_the_open_one_follows(
+    resolved, asked: dict[str, int], num_seqs: int, budget: int
+) -> None:
+    scheduler = resolved(**asked).scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (num_seqs, budget)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_model_len", 0),
+        ("max_model_len", 513),
+        ("max_model_len", 1.5),
+        ("block_size", True),
+        ("kv_cache_bytes", "4GiB"),
+        ("max_num_seqs", -1),
+        ("max_num_waiting", 0),
+        ("dtype", "int8"),
+        ("load_format", "pickle"),
+        ("executor", "ray"),
+        ("generation_config", "maybe"),
+        ("scheduler_policy", "unfair"),
+        ("seed", "lucky"),
+        ("seed", 2**63),
+        ("enable_prefix_caching", 1),
+        ("trust_remote_code", "yes"),
+        ("tensor_parallel_size", 3),
+        ("model", 5),
+        ("health_timeout_s", 0),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused_by_name(resolved, name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**{name: value})
+    assert caught.value.option == name
+    assert str(value) in str(caught.value)
+
+
+def test_settings_that_exclude_each_other(resolved) -> None:
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(8\) is below max_num_seqs \(9\)"):
+        resolved(max_num_seqs=9, max_num_batched_tokens=8)
+    with pytest.raises(ConfigError, match="executor local runs one rank"):
+        resolved(executor="local", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 0, "100", 1.5])
+def test_a_model_without_a_vocabulary_is_refused(resolved, vocab_size: object) -> None:
+    with pytest.raises(ModelLoadError, match="vocab_size"):
+        resolved({**MODEL, "vocab_size": vocab_size})
+    with pytest.raises(ModelLoadError, match="vocab_size"):
+        resolved({key: value for key, value in MODEL.items() if key != "vocab_size"})
+
+
+def test_resolving_imports_no_torch(resolved, tmp_path: Path) -> None:
+    resolved()
+    code = (
+        "import sys\n"
+        "from inferplane.config import EngineArgs\n"
+        "from inferplane.config.resolve import resolve\n"
+        "from inferplane.plugins import load_plugins\n"
+        f"resolve(EngineArgs(model={str(tmp_path)!r}, device='reference'), load_plugins())\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
