@@ -46,6 +46,8 @@ REFUSED = [
     ("stop", ["a"] * 17),
     ("stop", [3]),
     ("stop", 5),
+    ("stop", ["\ud800"]),
+    ("bad_words", ["good", "\udc00bad"]),
     ("stop", {"END": 1}),
     ("bad_words", "word"),
     ("ignore_eos", "yes"),

@@ -223,5 +223,16 @@ def _check_strings(name: str, values: object, most: int) -> None:
     if len(values) > most:
         raise ParameterError(name, f"{name} has {len(values)} entries, at most {most} are allowed")
     for value in values:
-        if not isinstance(value, str) or not value:
-            raise ParameterError(name, f"{name} takes non-empty strings, got {value!r}")
+        if not value or not is_text(value):
+            raise ParameterError(name, f"{name} takes non-empty strings of whole characters, got {value!r}")
+
+
+def is_text(value: object) -> bool:
+    """Whether ``value`` is a str that can be sent. JSON can spell halves of characters, which have no encoding."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -83,6 +83,7 @@ def test_ids_outside_the_vocabulary(inputs: InputProcessor, token_id: int) -> No
         ("priority", True),
         ("cache_salt", 5),
         ("cache_salt", b"salt"),
+        ("cache_salt", "\ud83d"),
     ],
 )
 def test_what_no_message_to_the_engine_can_carry_is_refused(

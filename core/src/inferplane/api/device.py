@@ -83,6 +83,11 @@ class DeviceRuntime(ABC):
     descriptor: DeviceDescriptor
     torch_device: torch.device
 
+    @property
+    def is_host_memory(self) -> bool:
+        """Whether the device's tensors lie in the machine's own memory, which everything that runs there shares."""
+        return self.torch_device.type == "cpu"
+
     @abstractmethod
     def set_up(self, config: EngineConfig, rank: int) -> None:
         """Called once in the worker before anything is allocated: threads, placement, seeds.

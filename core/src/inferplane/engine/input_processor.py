@@ -13,7 +13,7 @@ import msgspec
 
 from inferplane.engine.bad_words import BadWords
 from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
-from inferplane.request import MAX_SEED, EngineRequest, ParameterError, SamplingParams
+from inferplane.request import MAX_SEED, EngineRequest, ParameterError, SamplingParams, is_text
 from inferplane.tokenizer import Tokenizer
 
 MAX_PRIORITY = 2**31 - 1
@@ -165,8 +165,10 @@ def _check_routing(priority: object, cache_salt: object) -> None:
             "priority",
             f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}",
         )
-    if not isinstance(cache_salt, str | None):
-        raise ParameterError("cache_salt", f"cache_salt must be a text, got {cache_salt!r}")
+    if cache_salt is not None and not is_text(cache_salt):
+        raise ParameterError(
+            "cache_salt", f"cache_salt must be a text of whole characters, got {cache_salt!r}"
+        )
 
 
 def _params_of_completion(params: SamplingParams, index: int) -> SamplingParams:

@@ -63,10 +63,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._runtime = runtime
         self._processors = processors
-        is_host = runtime.torch_device.type == "cpu"
-        self.rows_per_slice = max(
-            1, (HOST_SLICE_ELEMENTS if is_host else DEVICE_SLICE_ELEMENTS) // vocab_size
-        )
+        size = HOST_SLICE_ELEMENTS if runtime.is_host_memory else DEVICE_SLICE_ELEMENTS
+        self.rows_per_slice = max(1, size // vocab_size)
         self._kind = np.zeros(max_num_reqs, np.int64)
         """What must be equal for two rows to be sampled by the same calls: see `_kind_of`."""
         self._temperature = np.ones(max_num_reqs, np.float32)

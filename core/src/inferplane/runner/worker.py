@@ -101,8 +101,8 @@ class ModelWorker(Worker):
     def available_kv_bytes(self) -> int:
         if self.config.cache.kv_cache_bytes is not None:
             return self.config.cache.kv_cache_bytes
-        is_host_memory = self.runtime.torch_device.type == "cpu"
-        return kv_budget_bytes(self.runtime.memory(), is_host_memory, self.config, self.kv_cache_specs())
+        memory, is_host_memory = self.runtime.memory(), self.runtime.is_host_memory
+        return kv_budget_bytes(memory, is_host_memory, self.config, self.kv_cache_specs())
 
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
         config, layers = self.config, self.model.attention_layers()
