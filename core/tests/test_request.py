@@ -32,6 +32,8 @@ REFUSED = [
     ("presence_penalty", 99),
     ("frequency_penalty", -2.1),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-38),
+    ("bad_words", ["ab " * 4000] * 1000),
     ("repetition_penalty", math.nan),
     ("seed", 2**70),
     ("seed", 1.0),
@@ -59,6 +61,10 @@ REFUSED = [
     ("logit_bias", {5: math.nan}),
     ("logit_bias", {i: 0.0 for i in range(MAX_LOGIT_BIAS + 1)}),
     ("allowed_token_ids", []),
+    ("logit_bias", {"abc": 1.0}),
+    ("logit_bias", {"5": 1.0}),
+    ("stop_token_ids", ["a"]),
+    ("allowed_token_ids", [1.5]),
 ]
 
 
@@ -71,6 +77,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(name, value):
 
 ACCEPTED = [
     ("temperature", 0),
+    ("temperature", 1e-3),
     ("temperature", 100),
     ("top_p", 1),
     ("top_p", 1e-9),
@@ -93,8 +100,8 @@ def test_a_value_on_the_border_is_kept(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-@pytest.mark.parametrize("temperature", [9.9e-6, 1e-6, 1e-12, 5e-324])
-def test_a_temperature_too_low_to_divide_by_is_greedy(temperature):
+@pytest.mark.parametrize("temperature", [9.9e-4, 1e-6, 1e-12, 5e-324])
+def test_a_temperature_too_low_to_draw_by_is_greedy(temperature):
     params = SamplingParams(temperature=temperature)
     assert params.temperature == 0.0
     assert params.is_greedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -199,6 +200,9 @@ async def test_parts_that_are_no_text_are_400_and_fetch_nothing(client, part):
         ({"chat_template": "{% for _ in range(10**9) %}x{% endfor %}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs.continue_final_message"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"x": json.loads("[" * 70 + "]" * 70)}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),
@@ -221,6 +225,25 @@ async def test_parts_that_are_no_text_are_400_and_fetch_nothing(client, part):
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param):
     error_of(await client.chat(**fields), 400, param=param)
+
+
+@pytest.mark.parametrize("name", ["self", "template", "variables", "name", "range", "", "1", "a b"])
+async def test_template_variables_may_have_any_other_name(client, name):
+    response = await client.chat(chat_template_kwargs={name: "x"}, max_tokens=1)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 900 + "]" * 900, "9" * 5000, "{", "1e999", "\ud7ff"])
+async def test_arguments_of_a_past_call_that_are_no_plain_json_reach_the_template_as_text(make_client, arguments):
+    client = make_client(
+        chat_template="{{ messages[0].tool_calls[0].function.arguments | string | length }}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    response = await client.post(
+        "/v1/chat/completions",
+        json={"model": "fake", "messages": [{"role": "assistant", "tool_calls": [call]}], "max_tokens": 1},
+    )
+    assert response.status_code == 200
 
 
 async def test_fields_that_change_nothing_are_accepted(client):

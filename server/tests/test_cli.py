@@ -76,6 +76,8 @@ def test_an_empty_key_is_refused_and_not_an_open_server(settings_of, arguments, 
         ("--drain-timeout-s", "-1"),
         ("--max-body-bytes", "lots"),
         ("--nope",),
+        ("--served-model-name", ""),
+        ("--chat-template", "{% if %}"),
     ],
 )
 def test_impossible_options_are_refused(settings_of, arguments):

@@ -120,7 +120,8 @@ async def test_a_field_that_is_missing_or_misshapen_is_named(client, route, body
         ("stop_token_ids", [99999]),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("bad_words", [""]),
         ("logit_bias", {"99999999": 5}), ("logit_bias", {"-1": 5}), ("logit_bias", {"abc": 5}),
-        ("logit_bias", {"5": "x"}),
+        ("logit_bias", {"5": "x"}), ("logit_bias", {"--5": 1}), ("logit_bias", {"-": 1}), ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", {"\u0661": 1}),
         ("logit_bias", {"5": 1000}), ("logit_bias", {str(i): 1 for i in range(2000)}), ("logit_bias", [1]),
         ("stream", "yes"), ("ignore_eos", "no"), ("priority", "high"), ("logits_processors", 5),
         ("prompt_logprobs", -1),
@@ -139,6 +140,27 @@ async def test_an_unknown_field_is_refused_with_a_guess(client, route):
         await client.post(route, json={**MINIMAL[route], "temprature": 0}), 400, param="temprature"
     )
     assert "'temperature'" in error["message"]
+
+
+@pytest.mark.parametrize("route", POST_ROUTES[:4])
+async def test_the_name_of_an_unknown_field_is_not_repeated_at_length(client, route):
+    response = await client.post(route, json={"prompt": "x", "temperatur" * 20_000: 0})
+    error_of(response, 400)
+    assert len(response.content) < 1000
+
+
+@pytest.mark.parametrize("route", GENERATING)
+async def test_a_deep_argument_of_a_plugin_is_refused_by_name(client, route):
+    body = {**MINIMAL[route], "logits_processors": {"x": _nested(70)}}
+    error = error_of(await client.post(route, json=body), 400, param="logits_processors")
+    assert "64" in error["message"]
+
+
+def _nested(depth):
+    value = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
 
 
 @pytest.mark.parametrize("route", GENERATING)
@@ -233,6 +255,15 @@ async def test_one_prompt_too_long_refuses_the_batch_before_any_of_it_runs(clien
     response = await client.complete(["fine", "x" * 500], stream=True)
     error_of(response, 400, code="context_length_exceeded")
     assert client.engine.seen == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_that_cannot_but_be_too_long_is_not_even_encoded(client, monkeypatch, stream):
+    monkeypatch.setattr(type(client.engine), "encode_prompt", None)
+    text = "x" * 2**17
+    for response in (await client.complete([text], stream=stream), await client.chat(text, stream=stream)):
+        error = error_of(response, 400, code="context_length_exceeded")
+        assert "or more tokens" in error["message"]
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [[]], ["a", ""], [[65], []]])

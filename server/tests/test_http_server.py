@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
 import pytest
 
 from http_answers import error_of
+from inferplane_server import body, http_protocol
 from inferplane_server.http_server import HttpServer
 from inferplane_server.serving import ServeError, bind
 from inferplane_server.settings import ServerSettings
@@ -127,6 +128,108 @@ async def test_a_caller_who_asks_before_sending_is_told_at_once():
         )
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
         writer.close()
+
+
+@asynccontextmanager
+async def connected(server: HttpServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def raw_error(answer: bytes) -> tuple[int, dict]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX-Endless: ", b"GET /", b"GET /health HTTP/1.1\r\n"])
+async def test_a_head_without_end_is_broken_off_while_others_are_served(start):
+    piece = b"X-Y: z\r\n" * 8192 if start.endswith(b"\n") else b"a" * 2**16
+    async with serving(ScriptedEngine(), api_keys=("key",)) as server, connected(server) as (reader, writer):
+        writer.write(start)
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 2**26 and not reader.at_eof():
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+                await asyncio.sleep(0)
+        assert sent < 2**24
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_head_that_is_too_large_is_431():
+    async with serving(ScriptedEngine()) as server, connected(server) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nX-Long: ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(b"a" * (http_protocol.MAX_HEAD_BYTES + 1))
+        status, error = raw_error(await reader.read())
+    assert (status, error["code"]) == (431, "invalid_http")
+
+
+async def test_a_head_that_dawdles_is_408_and_a_body_may(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    async with serving(ScriptedEngine()) as server:
+        async with connected(server) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\n")
+            status, _ = raw_error(await asyncio.wait_for(reader.read(), 5))
+            assert status == 408
+        async with connected(server) as (reader, writer):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        payload = json.dumps(body_of("/v1/completions")).encode()
+        async with connected(server) as (reader, writer):
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(payload))
+            await asyncio.sleep(0.5)
+            writer.write(payload)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_that_stops_coming_is_408(monkeypatch):
+    monkeypatch.setattr(body, "MAX_PAUSE_S", 0.2)
+    async with serving(ScriptedEngine()) as server, connected(server) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n")
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            writer.write(b"{")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert raw_error(answer)[0] == 408
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_bodies_that_are_still_coming_do_not_hold_up_the_end(caplog):
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(ScriptedEngine()))
+        for _ in range(5):
+            _, writer = await stack.enter_async_context(connected(server))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        await asyncio.sleep(0.2)
+        started_s = time.monotonic()
+        await server.stop()
+        assert time.monotonic() - started_s < 2.0
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_answer_on_its_way_survives_what_is_sent_behind_its_request(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.1)
+    async with serving(ScriptedEngine(delay_s=0.05)) as server:
+        reader, writer = await send_raw(server, "/v1/completions", body_of("/v1/completions", max_tokens=8))
+        writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00\x01", b"FOO /health HTTP/1.1\r\n\r\n", b"GET health HTTP/1.1\r\n\r\n"])
+async def test_what_is_no_http_gets_the_envelope_too(junk):
+    async with serving(ScriptedEngine()) as server, connected(server) as (reader, writer):
+        writer.write(junk)
+        status, error = raw_error(await asyncio.wait_for(reader.read(), 5))
+    assert (status, error["code"], error["type"]) == (400, "invalid_http", "invalid_request_error")
 
 
 async def test_draining_finishes_streams_refuses_others_and_then_stops():

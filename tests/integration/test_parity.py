@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from inferplane import LLM, RequestOutput, SamplingParams
 from oracle import Expected, Oracle
 from parity import assert_parity, largest_difference
 from parity_prompts import FEW, LONG, PROMPTS
-
-from inferplane import LLM, RequestOutput, SamplingParams
 
 ARCHITECTURES = ("mistral", "qwen2", "qwen3", "llama3_rope")
 MAX_MODEL_LEN = 1024
@@ -119,15 +119,17 @@ def assert_idle(llm: LLM) -> None:
     assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
 
 
-def assert_parity_under_preemption(model: Path, folder: Path, expected: Sequence[Expected]) -> None:
+def assert_parity_under_preemption(
+    model: Path, folder: Path, expected: Sequence[Expected], **wanted: Any
+) -> None:
+    """``wanted``: further sampling parameters. Prompts that are scored run from the start again each time; others find
+    part of themselves in the prefix cache."""
     num_tokens = len(expected[0].token_ids)
     mode, num_blocks = tight_mode(folder, expected, num_tokens)
     with open_llm(model, mode) as llm:
         assert llm.stats().num_blocks == num_blocks
-        for params in (greedy(num_tokens, logprobs=0, prompt_logprobs=0), greedy(num_tokens)):
-            before = llm.stats().num_preemptions
-            assert_parity(complete(llm, expected, params), expected)
-            assert llm.stats().num_preemptions > before
+        assert_parity(complete(llm, expected, greedy(num_tokens, logprobs=0, **wanted)), expected)
+        assert llm.stats().num_preemptions > 0
         assert_idle(llm)
 
 
@@ -156,7 +158,9 @@ def test_smollm2_under_preemption(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("mode", [USUAL, CHUNKS, UNCACHED, TWO_THREADS, REFERENCE, *BLOCKS, SPLIT[1]], ids=str)
+@pytest.mark.parametrize(
+    "mode", [USUAL, CHUNKS, UNCACHED, TWO_THREADS, REFERENCE, *BLOCKS, SPLIT[1]], ids=str
+)
 @pytest.mark.parametrize("source", ["gguf", "folder"])
 def test_all_of_smollm2(
     source: str, mode: Mode, smollm2_gguf: Path, smollm2_folder: Path, ask: Callable[..., list[Expected]]
@@ -168,10 +172,11 @@ def test_all_of_smollm2(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("scores", [{}, {"prompt_logprobs": 0}], ids=["unscored", "scored"])
 def test_all_of_smollm2_under_preemption(
-    smollm2_gguf: Path, smollm2_folder: Path, ask: Callable[..., list[Expected]]
+    scores: dict[str, int], smollm2_gguf: Path, smollm2_folder: Path, ask: Callable[..., list[Expected]]
 ) -> None:
-    assert_parity_under_preemption(smollm2_gguf, smollm2_folder, ask(PROMPTS, ALL_TOKENS))
+    assert_parity_under_preemption(smollm2_gguf, smollm2_folder, ask(PROMPTS, ALL_TOKENS), **scores)
 
 
 # Random models of other architectures
@@ -186,17 +191,21 @@ def test_architectures(
     assert_mode_parity(folder, mode, ask([*FEW, LONG[:1500]], QUICK_TOKENS, folder))
 
 
+@pytest.mark.parametrize("scores", [{}, {"prompt_logprobs": 0}], ids=["unscored", "scored"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_architectures_under_preemption(
-    arch: str, tiny_model: Callable[[str], Path], ask: Callable[..., list[Expected]]
+    arch: str, scores: dict[str, int], tiny_model: Callable[[str], Path], ask: Callable[..., list[Expected]]
 ) -> None:
     folder = tiny_model(arch)
-    assert_parity_under_preemption(folder, folder, ask(FEW, QUICK_TOKENS, folder))
+    assert_parity_under_preemption(folder, folder, ask(FEW, QUICK_TOKENS, folder), **scores)
 
 
 @pytest.mark.parametrize(
     "arch",
-    [arch if arch in ("qwen3", "llama3_rope") else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES],
+    [
+        arch if arch in ("qwen3", "llama3_rope") else pytest.param(arch, marks=pytest.mark.slow)
+        for arch in ARCHITECTURES
+    ],
 )
 def test_architectures_on_two_ranks(
     arch: str, tiny_model: Callable[[str], Path], ask: Callable[..., list[Expected]]
@@ -249,9 +258,7 @@ def whole_blocks(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
     return max(num_tokens - 1, 0) // block_size * block_size
 
 
-@pytest.mark.parametrize(
-    ("device", "block_size"), [("cpu", 16), ("cpu", 32), ("cpu", 64), ("reference", 16)]
-)
+@pytest.mark.parametrize(("device", "block_size"), [("cpu", 16), ("cpu", 32), ("cpu", 64), ("reference", 16)])
 def test_a_prefix_hit_changes_no_answer(
     device: str, block_size: int, tiny_model: Callable[[str], Path], ask: Callable[..., list[Expected]]
 ) -> None:
@@ -282,7 +289,10 @@ def assert_same_completion(output: RequestOutput, wanted: RequestOutput) -> None
     assert ours.token_ids == theirs.token_ids
     assert ours.logprobs is not None and theirs.logprobs is not None
     found = [entry.logprob for position in ours.logprobs for entry in position.top]
-    assert largest_difference(found, [entry.logprob for position in theirs.logprobs for entry in position.top]) < 1e-4
+    assert (
+        largest_difference(found, [entry.logprob for position in theirs.logprobs for entry in position.top])
+        < 1e-4
+    )
 
 
 # Among others
@@ -364,9 +374,9 @@ def answers(output: RequestOutput) -> list[tuple[list[int], str, str | None]]:
 
 # Half precision
 
-# Largest and mean difference from float32 of the log-probabilities of a prompt's tokens. Measured on SmolLM2 over the
-# quick prompts: see the test's message when it fails.
-HALF_TOLERANCES = {"bfloat16": (1e-9, 0.1), "float16": (1e-9, 0.02)}
+HALF_TOLERANCES = {"bfloat16": (0.7, 0.06), "float16": (0.1, 0.01)}
+"""Largest and mean difference from float32 of a token's log-probability. Measured over these 415 tokens on a processor
+that multiplies in float32: 0.34 and 0.033 in bfloat16, 0.047 and 0.0042 in float16."""
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

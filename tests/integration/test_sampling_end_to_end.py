@@ -1,4 +1,4 @@
-"""Sampling settings and faults of single requests, through the whole engine on the CPU platform."""
+"""Sampling settings of single requests, through the whole engine on the CPU platform."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_plugins import ToyIndex
 
 from inferplane import LLM, RequestOutput, SamplingParams
 from inferplane.request import FinishReason, ParameterError
+from offline import assert_idle, greedy, open_llm, run, run_together, tokens
 
 EOS = 2
 """Of the tiny models."""
@@ -24,17 +24,6 @@ PROMPTS = [
     "The Licensor grants you a license",
     "Redistribution of the Work, in any medium 🙂 中文, with or without modifications",
 ]
-
-
-def open_llm(folder: Path, **args: Any) -> LLM:
-    usual = {
-        "dtype": "float32",
-        "device": "cpu",
-        "num_threads": 1,
-        "kv_cache_bytes": 64 << 20,
-        "max_model_len": 512,
-    }
-    return LLM(str(folder), **{**usual, **args})
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +41,6 @@ def llm(folder: Path) -> Iterator[LLM]:
 def smollm2(smollm2_gguf: Path) -> Iterator[LLM]:
     with open_llm(smollm2_gguf, kv_cache_bytes=128 << 20) as llm:
         yield llm
-
-
-@pytest.fixture
-def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyIndex:
-    directory = tmp_path / "toys"
-    directory.mkdir()
-    return ToyIndex(directory, monkeypatch)
-
-
-def greedy(num_tokens: int = 12, **more: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True, **more})
-
-
-def run(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
-    [output] = llm.generate([prompt], params, use_tqdm=False)
-    return output
-
-
-def run_together(llm: LLM, *requests: tuple[Any, SamplingParams]) -> list[RequestOutput]:
-    return llm.generate(
-        [prompt for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
-    )
-
-
-def tokens(output: RequestOutput) -> list[int]:
-    [completion] = output.outputs
-    assert completion.error is None
-    return completion.token_ids
-
-
-def assert_idle(llm: LLM) -> None:
-    stats = llm.stats()
-    assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
 
 
 # Where an answer ends
@@ -166,10 +122,8 @@ def test_impossible_token_ids_are_refused_and_neighbours_run_on(
     with pytest.raises(ParameterError, match=re.escape(named)) as refused:
         run(llm, PROMPTS[0], SamplingParams(**{field: value}))
     assert refused.value.param == field
-    last = None
-    for last in neighbour:
-        pass
-    assert last is not None and tokens(last) == alone
+    *_, last = neighbour
+    assert tokens(last) == alone
     assert_idle(llm)
 
 
@@ -267,7 +221,8 @@ def many_settings() -> list[SamplingParams]:
 def test_no_setting_reaches_a_neighbour(llm: LLM) -> None:
     requests = [(PROMPTS[index % 3], params) for index, params in enumerate(many_settings())]
     alone = [run(llm, *request) for request in requests]
-    for first, second in permutations(range(len(requests)), 2):
+    pairs = list(permutations(range(len(requests)), 2))
+    for first, second in random.Random(5).sample(pairs, 80):
         pair = run_together(llm, requests[first], requests[second])
         assert_same(pair, [alone[first], alone[second]])
     for seed in range(4):
@@ -306,7 +261,7 @@ def test_very_low_temperatures_are_greedy_on_a_real_model(smollm2_gguf: Path, dt
 
 
 def check_low_temperatures(llm: LLM, prompts: Sequence[str], num_tokens: int) -> None:
-    """In half precision the shape of a batch shows in the last bits, so there a request is compared within its batch."""
+    """In half precision the shape of a batch shows in the last bits: there a request is compared within its batch."""
     is_exact = llm.config.model.dtype == "float32"
     for prompt in prompts:
         usual = tokens(run(llm, prompt, greedy(num_tokens)))
@@ -354,120 +309,3 @@ def test_a_seed_gives_the_same_text_alone_among_others_cold_and_warm(folder: Pat
             tuple(tokens(run(llm, prompt, greedy(24, temperature=0.8, seed=seed)))) for seed in range(5)
         }
         assert len(others) == 5
-
-
-# Faults of single requests
-
-FAULT = 7
-"""The token that breaks a step."""
-FAULTY = '''
-from inferplane.api import API_VERSION, PluginManifest, hookimpl
-
-MANIFEST = PluginManifest(name="faulty", api=API_VERSION, provides=("models", "logits_processors"))
-
-@hookimpl
-def models():
-    return {"FaultyForCausalLM": "toy_faulty_model:Faulty"}
-
-@hookimpl
-def logits_processors():
-    return {"fails_at": "toy_faulty_module:fails_at", "only": "toy_faulty_module:only"}
-
-def fails_at(position, prompt_token_ids, vocab_size):
-    """Raises for the output token of this position; at None already while it is made."""
-    if position is None:
-        raise OSError("no table for this argument")
-    def process(output_token_ids, logits):
-        if len(output_token_ids) == position:
-            raise ZeroDivisionError("a fault of this processor")
-        return logits
-    return process
-
-def only(token_id, prompt_token_ids, vocab_size):
-    def process(output_token_ids, logits):
-        logits[:token_id] = logits[token_id + 1 :] = float("-inf")
-        return logits
-    return process
-'''
-FAULTY_MODEL = f"""
-from inferplane.models.llama import LlamaForCausalLM
-
-class Faulty(LlamaForCausalLM):
-    def forward(self, batch):
-        if (batch.token_ids == {FAULT}).any():
-            raise RuntimeError("token {FAULT} breaks the step")
-        return super().forward(batch)
-"""
-
-
-@pytest.fixture
-def faulty(toys: ToyIndex, folder: Path, tmp_path: Path) -> Iterator[LLM]:
-    """The tiny model in a class whose step raises when token FAULT is in it, and processors that raise."""
-    (tmp_path / "toys" / "toy_faulty_model.py").write_text(FAULTY_MODEL)
-    toys.install("faulty", FAULTY)
-    own = tmp_path / "model"
-    shutil.copytree(folder, own)
-    config = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps({**config, "architectures": ["FaultyForCausalLM"]}))
-    with open_llm(own) as llm:
-        yield llm
-
-
-def normal_requests() -> list[tuple[str, SamplingParams]]:
-    never_faulty = {"max_tokens": 24, "ignore_eos": True, "logit_bias": {FAULT: -100.0}}
-    drawn = [SamplingParams(temperature=0.9, seed=seed, **never_faulty) for seed in range(4)]
-    return [
-        *((PROMPTS[i % 3], greedy(24, logit_bias={FAULT: -100.0})) for i in range(4)),
-        *((PROMPTS[1], p) for p in drawn),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("bad", "num_tokens", "message"),
-    [
-        (([30, FAULT, 31], greedy()), 0, "token 7 breaks the step"),
-        (([30, 31], greedy(logit_bias={FAULT: 100.0})), 1, "token 7 breaks the step"),
-        (
-            ([30, 31], greedy(logits_processors={"fails_at": 0})),
-            0,
-            "ZeroDivisionError: a fault of this processor",
-        ),
-        (
-            ([30, 31], greedy(logits_processors={"fails_at": 3})),
-            3,
-            "ZeroDivisionError: a fault of this processor",
-        ),
-        (([30, 31], greedy(logits_processors={"fails_at": None})), 0, "OSError: no table for this argument"),
-        (([30, 31], greedy(allowed_token_ids=[9], logit_bias={9: -100.0})), 0, "no token is left to choose"),
-    ],
-)
-def test_a_request_that_breaks_fails_alone(
-    faulty: LLM, bad: tuple[list[int], SamplingParams], num_tokens: int, message: str
-) -> None:
-    normal = normal_requests()
-    alone = [tokens(run(faulty, *request)) for request in normal]
-    # 8 streams are on their way when the bad request comes, between two more that come with it
-    streams = [faulty.stream(*request) for request in normal]
-    begun = [next(stream) for stream in streams]
-    assert not any(output.finished for output in begun)
-    early, failed, late = run_together(faulty, normal[0], bad, normal[-1])
-    [completion] = failed.outputs
-    assert failed.finished
-    assert completion.finish_reason == FinishReason.ERROR
-    assert message in (completion.error or "")
-    assert len(completion.token_ids) == num_tokens
-    assert [tokens(early), tokens(late)] == [alone[0], alone[-1]]
-    for stream, wanted in zip(streams, alone):
-        *_, last = stream
-        assert tokens(last) == wanted
-    assert_idle(faulty)
-    assert tokens(run(faulty, *normal[0])) == alone[0]
-
-
-def test_a_processor_of_a_plugin_chooses(faulty: LLM) -> None:
-    forced = greedy(5, logits_processors={"only": 300})
-    output, neighbour = run_together(faulty, (PROMPTS[0], forced), normal_requests()[0])
-    assert tokens(output) == [300] * 5
-    assert tokens(neighbour) == tokens(run(faulty, *normal_requests()[0]))
-    with pytest.raises(ParameterError, match=r"unknown logits processors nowhere; installed: fails_at, only"):
-        run(faulty, PROMPTS[0], greedy(logits_processors={"nowhere": 1}))

@@ -1,8 +1,8 @@
 """What transformers says about prompts: greedy tokens from float32, log-probabilities from float64.
 
-Greedy tokens are those of `generate` in float32. Log-probabilities are of the same tokens in float64, because float32 is
-itself uncertain by 4e-5 in those of SmolLM2 (measured over 20 prompts × 32 tokens, of one forward and of steps alike), and
-a bar of 1e-4 should not be half used up by the oracle.
+Greedy tokens are those of `generate` in float32. Log-probabilities are of the same tokens in float64, because float32
+is itself uncertain by 4e-5 in those of SmolLM2 (measured over 20 prompts × 32 tokens, of one forward and of steps
+alike), and a bar of 1e-4 should not be half used up by the oracle.
 """
 
 from __future__ import annotations
@@ -41,15 +41,20 @@ class Expected:
         """The same with fewer tokens."""
         n = num_tokens
         return Expected(
-            self.prompt, self.prompt_token_ids, self.token_ids[:n], self.leads[:n], self.logprobs[:n], self.prompt_logprobs
+            self.prompt,
+            self.prompt_token_ids,
+            self.token_ids[:n],
+            self.leads[:n],
+            self.logprobs[:n],
+            self.prompt_logprobs,
         )
 
 
 class Oracle:
-    """Of one model folder. Answers are kept in files, so that one process computes each of them for all and for good."""
+    """Of one model folder. Answers are kept in files: one process computes each of them for all and for good."""
 
     def __init__(self, folder: Path, cache_folder: Path) -> None:
-        """``cache_folder`` may be shared by oracles of other models: files are named by all that the answer depends on."""
+        """Oracles of several models may share ``cache_folder``: files are named by all that an answer depends on."""
         self.folder = folder
         self._cache_folder = cache_folder
         self._models: dict[str, Any] = {}
@@ -122,7 +127,7 @@ class Oracle:
         if "tokenizer" not in self._models:
             from transformers import PreTrainedTokenizerFast
 
-            # AutoTokenizer overrules tokenizer.json for some model types, with the pre-tokenizer that those usually have
+            # AutoTokenizer overrules tokenizer.json for some model types, with the pre-tokenizer usual for them
             self._models["tokenizer"] = PreTrainedTokenizerFast.from_pretrained(self.folder)
         return self._models["tokenizer"]
 

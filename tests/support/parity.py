@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oracle import Expected
-
 from inferplane import RequestOutput
+from oracle import Expected
 
 LOGPROB_TOLERANCE = 1e-4
 TIE_LEAD = 1e-4

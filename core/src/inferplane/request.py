@@ -18,6 +18,10 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS_CHARS = 65536
+"""All of them together: each is spelt in many ways before the request starts, and looked for after every token."""
+MIN_REPETITION_PENALTY = 0.01
+"""Divides logits: far below this one they overflow."""
 MAX_TEMPERATURE = 100.0
 MIN_TEMPERATURE = 1e-3
 """Temperatures under this one are greedy: a draw could only overflow, or choose between logits that half precision has
@@ -93,7 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_excluded=True)
+        _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         _check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.seed is not None:
             _check_integer("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
@@ -108,6 +112,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 _check_integer(name, value, 0, MAX_LOGPROBS)
         _check_strings("bad_words", self.bad_words or [], 1024)
+        num_chars = sum(map(len, self.bad_words or []))
+        if num_chars > MAX_BAD_WORDS_CHARS:
+            raise ParameterError(
+                "bad_words", f"bad_words has {num_chars} characters in all, at most {MAX_BAD_WORDS_CHARS} are allowed"
+            )
         if len(self.logit_bias or {}) > MAX_LOGIT_BIAS:
             raise ParameterError(
                 "logit_bias", f"logit_bias has {len(self.logit_bias or {})} entries, at most {MAX_LOGIT_BIAS} are allowed"

@@ -207,8 +207,10 @@ async def test_an_id_can_be_used_again_at_once() -> None:
             assert output.outputs[0].token_ids == fake_engine.continuation([9, i], 3)
 
 
-async def test_a_stop_string_ends_the_request_in_the_core_too() -> None:
+async def test_a_stop_string_ends_the_request_in_the_core_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as engine:
+        abort, aborted = engine._client.abort, []
+        monkeypatch.setattr(engine._client, "abort", lambda ids: (aborted.extend(ids), abort(ids)))
         text = TOKENIZER.decode(fake_engine.continuation([5], 30))
         output = await collect(engine, [5], 300, "r", stop=[text[10:14]])
         assert output.outputs[0].text == text[: text.index(text[10:14])]
@@ -216,6 +218,7 @@ async def test_a_stop_string_ends_the_request_in_the_core_too() -> None:
             FinishReason.STOP,
             text[10:14],
         )
+        assert len(aborted) == 1, "the core would go on to the 300th token"
         await until(lambda: is_idle(engine), 1.0)
 
 

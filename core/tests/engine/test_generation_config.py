@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferplane.engine.generation_config import announcement, end_token_ids, sampling_defaults
+from inferplane.engine.generation_config import announcement, sampling_defaults
 from inferplane.models.errors import ModelLoadError
 
 
@@ -30,17 +30,3 @@ def test_null_and_neutral_values_change_nothing() -> None:
 def test_a_value_out_of_range_names_the_field(field: str) -> None:
     with pytest.raises(ModelLoadError, match=f"generation_config.json: {field} is -3"):
         sampling_defaults({field: -3})
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": 5}, [2, 7, 9]),
-        ({"eos_token_id": 7}, {}, [2, 7]),
-        ({}, {"eos_token_id": 5}, [2, 5]),
-        ({}, {}, [2]),
-        ({"eos_token_id": 0}, {}, [0, 2]),
-    ],
-)
-def test_every_end_token_counts(generation: dict, config: dict, expected: list[int]) -> None:
-    assert end_token_ids({2}, generation, config) == expected

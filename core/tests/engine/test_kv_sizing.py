@@ -54,3 +54,8 @@ def test_a_sequence_of_the_final_length_fits_and_one_longer_does_not(num_bytes: 
     num_slots = size.kv_config.num_blocks * 16
     assert size.max_model_len == min(length, num_slots)
     assert size.kv_config.num_blocks * 3 * BLOCK_BYTES <= num_bytes
+
+
+def test_little_memory_is_told_in_bytes() -> None:
+    with pytest.raises(ConfigError, match=r"needs 6144 bytes .* 1024 bytes are available"):
+        size_pool(LAYERS, 1024, model(1000))

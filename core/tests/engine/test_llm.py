@@ -158,6 +158,16 @@ def test_a_paused_stream_grows_while_others_run_and_ends_when_closed(llm: LLM) -
     assert_idle(llm)
 
 
+def test_a_stream_that_others_brought_to_its_end_still_shows_it(llm: LLM) -> None:
+    whole = tokens(llm.generate(PROMPTS[0], GREEDY, use_tqdm=False))
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    next(stream)
+    llm.generate(PROMPTS[1], SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
+    [last] = stream
+    assert last.finished
+    assert last.outputs[0].token_ids == whole
+
+
 def test_stop_strings_and_several_completions(llm: LLM) -> None:
     [plain] = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
     text = plain.outputs[0].text

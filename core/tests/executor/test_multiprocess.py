@@ -108,12 +108,14 @@ def test_a_rank_that_fails_alone_ends_the_executor_with_its_traceback(start, qui
             call()
 
 
-def test_rank_0_failing_alone_ends_the_executor(start, quick_to_judge):
+@pytest.mark.parametrize("order", ["raise@0", "late@0"])
+def test_rank_0_failing_alone_ends_the_executor(start, quick_to_judge, order: str):
+    """Before the collective, in which the other then waits, or after it, when the other has done its step."""
     executor = start(2)
     with pytest.raises(
         WorkerDiedError, match="rank 0 failed step 1, which not all of the 2 ranks failed: ValueError"
     ):
-        step(executor, "raise@0")
+        step(executor, order)
     with pytest.raises(WorkerDiedError):
         executor.check_health()
 
@@ -179,7 +181,8 @@ def test_an_error_of_rank_0_while_starting_keeps_its_type(start, monkeypatch: py
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # even where whoever runs the tests ignores it
 from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
 from inferplane.executor.multiprocess import MultiprocessExecutor
 from inferplane.plugins import load_plugins

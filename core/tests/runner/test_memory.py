@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from inferplane.api import MemoryInfo
 from inferplane.api.kv import FullAttentionSpec
-from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from inferplane.runner.memory import RESERVE_BYTES, activation_bytes, kv_budget_bytes
+from inferplane.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inferplane.runner.memory import RESERVE_BYTES, activation_bytes, check_kv_cache_bytes, kv_budget_bytes
 
 GIB = 1 << 30
 CONFIG = EngineConfig(
@@ -54,3 +56,11 @@ def test_the_largest_step_counts_tokens_and_logits():
     assert activation_bytes(CONFIG) == tokens + 256 * 49_152 * (2 + 12)
     without_sizes = replace(CONFIG, model=replace(CONFIG.model, hf_config={}))
     assert activation_bytes(without_sizes) > activation_bytes(CONFIG)
+
+
+def test_a_cache_larger_than_the_device_is_refused_before_it_is_allocated():
+    memory = MemoryInfo(24 * GIB, GIB)
+    check_kv_cache_bytes(24 * GIB, memory)
+    with pytest.raises(ConfigError, match=r"24\.0 GiB of memory") as caught:
+        check_kv_cache_bytes(900 * 1024 * GIB, memory)
+    assert caught.value.option == "kv_cache_bytes"

@@ -394,6 +394,22 @@ def test_very_low_temperatures_are_greedy(runtime, new_request, dtype: torch.dty
     assert sampled.token_ids[2] == int(logits[2].float().topk(2).indices[1])
 
 
+def test_ids_beyond_the_vocabulary_touch_no_other_request(runtime, new_request):
+    sampler = Sampler(4, 10, runtime)
+    for row in range(2):
+        request = new_request(
+            "r", [1], temperature=0.0, min_tokens=3, eos_token_ids=[2, 17], bad_words_token_ids=[[15], [4]]
+        )
+        assert sampler.add(row, request, np.array([1])) is None
+    logits = torch.zeros(2, 10)
+    logits[:, 4], logits[:, 2] = 9.0, 8.0  # both banned
+    logits[1, 7], logits[1, 5] = 7.0, 6.0  # where 17 and 15 of row 0 would come to lie
+    logits[0, 6] = 5.0
+    sampled = sampler.sample(np.arange(2), np.zeros(2, np.int64), lambda row: np.zeros(0, np.int32), logits)
+    assert sampled.errors == {}
+    assert sampled.token_ids.tolist() == [6, 7]
+
+
 def test_a_request_that_may_choose_nothing_fails_alone(runtime, new_request):
     rows = Rows(
         runtime,

@@ -233,3 +233,15 @@ def test_code_of_the_repository_never_runs(folder: Path, trapped) -> None:
     with pytest.raises(ModelLoadError, match=r"auto_map in tokenizer_config.json.*--trust-remote-code"):
         tokenizer_from_folder(folder)
     assert not trapped()
+
+
+@pytest.mark.parametrize("text", [*CORPUS, "x" * 1000, " " * 500, "e\u0301" * 90, tiny_models.TURN_END * 50])
+def test_the_floor_of_a_texts_length_is_one(folder: Path, text: str) -> None:
+    tokenizer = tokenizer_from_folder(folder)
+    assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.min_num_tokens(text * 1000) > len(text) // 2
+
+
+def test_a_tokenizer_that_may_drop_text_has_no_floor(folder: Path) -> None:
+    change(folder, "tokenizer.json", normalizer={"type": "Strip", "strip_left": True, "strip_right": True})
+    assert tokenizer_from_folder(folder).min_num_tokens(" " * 10**6) == 0

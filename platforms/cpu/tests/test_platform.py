@@ -210,6 +210,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: N
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(list(cores)), raising=False)
     monkeypatch.setattr(runtime_module, "allowed_cores", lambda: [2, 3, 5, 7, 11])
     monkeypatch.setattr(runtime_module, "usable_cores", lambda: 5)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for rank in range(2):
         CpuRuntime(device()).set_up(config(world_size=2), rank)
         assert torch.get_num_threads() == 2
@@ -218,6 +219,19 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: N
     CpuRuntime(device()).set_up(config(num_threads=1), rank=0)
     assert torch.get_num_threads() == 1
     assert bound == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_threads", "expected"),
+    [("1", None, 1), ("2,1", None, 2), ("1", 2, 2), ("", None, 3), ("many", None, 3), ("0", None, 3)],
+)
+def test_the_openmp_variable_is_respected(
+    monkeypatch: pytest.MonkeyPatch, kept_settings: None, asked: str, num_threads: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(runtime_module, "usable_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    CpuRuntime(device()).set_up(config(num_threads=num_threads), rank=0)
+    assert torch.get_num_threads() == expected
 
 
 def test_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: None) -> None:

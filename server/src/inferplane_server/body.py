@@ -20,6 +20,10 @@ MAX_DISCARDED_BYTES = 256 * 2**20
 """A caller who sends too much is read on for this long: many clients only look for the answer after sending it all."""
 
 
+MAX_PAUSE_S = 60.0
+"""Between two pieces of a body: a caller who is slow is waited for, one who has stopped holds nothing for ever."""
+
+
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its body by `read_body`, for the documentation under ``/docs``."""
     schema = model.model_json_schema()
@@ -68,15 +72,24 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                is_too_large = True
-                chunks.clear()
-            if size > MAX_DISCARDED_BYTES:
-                break
-            if not is_too_large:
-                chunks.append(chunk)
+        async with asyncio.timeout(MAX_PAUSE_S) as patience:
+            async for chunk in request.stream():
+                patience.reschedule(asyncio.get_running_loop().time() + MAX_PAUSE_S)
+                size += len(chunk)
+                if size > max_bytes:
+                    is_too_large = True
+                    chunks.clear()
+                if size > MAX_DISCARDED_BYTES:
+                    break
+                if not is_too_large:
+                    chunks.append(chunk)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"The body stopped coming for {MAX_PAUSE_S:g} s before it was complete.",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
     except ClientDisconnect:
         raise ApiError(400, "The connection closed before the body was complete.") from None
     if is_too_large:

@@ -83,6 +83,8 @@ def serve(
     The port answers at once: /health says 503 until the model is loaded.
     """
     _set_log_level(options["log_level"])
+    if not all(name.strip() for name in options["served_model_names"]):
+        raise click.UsageError("--served-model-name must not be empty")
     settings = ServerSettings(
         api_keys=_all_keys(api_keys), chat_template=_template_text(chat_template), **options
     )
@@ -117,9 +119,15 @@ def _all_keys(given: tuple[str, ...]) -> tuple[str, ...]:
 def _template_text(text_or_path: str | None) -> str | None:
     if text_or_path is None:
         return None
+    from inferplane.tokenizer.chat_template import ChatTemplate, ChatTemplateError
     from inferplane.tokenizer.template_files import operator_template
 
-    return operator_template(text_or_path)
+    text = operator_template(text_or_path)
+    try:
+        ChatTemplate({"default": text}).check()
+    except ChatTemplateError as error:
+        raise click.UsageError(f"--chat-template: {error}") from error
+    return text
 
 
 def _is_loopback(host: str) -> bool:

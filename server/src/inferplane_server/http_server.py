@@ -12,6 +12,7 @@ import uvicorn
 
 from inferplane_server.app import create_app
 from inferplane_server.engine_protocol import Engine
+from inferplane_server.http_protocol import BoundedHttpProtocol
 from inferplane_server.service import Service
 from inferplane_server.settings import ServerSettings
 
@@ -41,6 +42,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 lifespan="off",
+                http=BoundedHttpProtocol,
                 log_config=None,
                 access_log=settings.access_log,
                 server_header=False,

@@ -26,15 +26,25 @@ async def encode_prompts(
     Raises `EmptyPromptError`, `PromptTooLongError`, or `ApiError` for ids that the model does not have.
     """
 
+    max_model_len = engine.config.model.max_model_len
+
     async def encode(prompt: RawPrompt) -> list[int]:
         if isinstance(prompt, str):
+            _check_long_text(engine.tokenizer, prompt, max_model_len)
             return await engine.encode_prompt(prompt, add_special_tokens=add_special_tokens)
         return prompt
 
     encoded = await asyncio.gather(*(encode(prompt) for prompt in prompts))
     for token_ids in encoded:
-        check_prompt(token_ids, engine.config.model.vocab_size, engine.config.model.max_model_len, max_tokens)
+        check_prompt(token_ids, engine.config.model.vocab_size, max_model_len, max_tokens)
     return encoded
+
+
+def _check_long_text(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
+    """Megabytes of text take many seconds and a hundred times their size in memory to encode: too much, where all that
+    can come of it is that they are too long."""
+    if len(text) >= LARGE_CHAT_CHARS and (floor := tokenizer.min_num_tokens(text)) > max_model_len:
+        raise PromptTooLongError(floor, max_model_len, is_exact=False)
 
 
 def check_prompt(

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inferplane.engine.errors import EngineDeadError
 from inferplane_server.errors import ApiError, as_api_error
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class EventStream(Response):
                 async for chunk in events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
-                if not isinstance(error, ApiError):
+                if not isinstance(error, ApiError | EngineDeadError):  # whose cause is logged once, not by each stream
                     logger.error("%s broke off in mid-stream", scope.get("path"), exc_info=error)
                 await send(
                     {

@@ -86,7 +86,7 @@ class DeviceRuntime(ABC):
     @property
     def is_host_memory(self) -> bool:
         """Whether the device's tensors lie in the machine's own memory, which everything that runs there shares."""
-        return self.torch_device.type == "cpu"
+        return bool(self.torch_device.type == "cpu")
 
     @abstractmethod
     def set_up(self, config: EngineConfig, rank: int) -> None:

@@ -115,6 +115,9 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
     return asked or trained or 2048
 
 
+_AT_MOST = {"num_threads": 1024, "max_num_seqs": 2**16, "max_num_batched_tokens": 2**24, "block_size": 2**16}
+"""Beyond any machine: numbers from here on are slips, and the memory or the threads for them would fail obscurely."""
+
 _KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
 
 
@@ -144,6 +147,10 @@ def _check_values(args: EngineArgs) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(name, f"{name} must be at least 1, got {value}")
+    for name, most in _AT_MOST.items():
+        value = getattr(args, name)
+        if value is not None and value > most:
+            raise ConfigError(name, f"{name} must be at most {most}, got {value}")
     if not -MAX_SEED - 1 <= args.seed <= MAX_SEED:
         raise ConfigError("seed", f"seed must be from {-MAX_SEED - 1} to {MAX_SEED}, got {args.seed}")
 

@@ -234,7 +234,8 @@ class AsyncEngine:
             return
         self._failure = error
         self._stats = self._stats.without_requests()
-        if not self._is_shut_down:
+        # until it is ready nothing is in flight, and `wait_ready` raises the error where it is told
+        if self._is_ready and not self._is_shut_down:
             logger.critical("%s; %d requests in flight are lost", error, len(self._streams))
         if not ends_itself:
             self._client.child.kill()
@@ -370,4 +371,8 @@ def _failure_of(fatal: Fatal) -> Exception:
         from inferplane.models.errors import ModelLoadError
 
         return ModelLoadError(fatal.message)
+    if fatal.kind == "plugin":
+        from inferplane.plugins import PluginError
+
+        return PluginError(fatal.message)
     return EngineDeadError(f"the engine cannot go on: {fatal.message}")

@@ -29,9 +29,11 @@ class EmptyPromptError(PromptError):
 class PromptTooLongError(PromptError):
     """A prompt that leaves no room for one more token."""
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
+    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, is_exact: bool = True) -> None:
+        """``num_prompt_tokens`` may be a floor, of a prompt so long that it was not encoded."""
+        number = f"{num_prompt_tokens}" if is_exact else f"{num_prompt_tokens} or more"
         super().__init__(
-            f"the prompt has {num_prompt_tokens} tokens, but the context length is {max_model_len} tokens for "
+            f"the prompt has {number} tokens, but the context length is {max_model_len} tokens for "
             f"prompt and output together: a prompt may have at most {max_model_len - 1}"
         )
         self.num_prompt_tokens = num_prompt_tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferplane.config import EngineArgs, EngineConfig
-from inferplane.engine.generation_config import announcement, end_token_ids, sampling_defaults
+from inferplane.engine.generation_config import announcement, sampling_defaults
 from inferplane.engine.input_processor import InputProcessor
 from inferplane.engine.output_processor import OutputProcessor
 
@@ -39,15 +39,16 @@ class FrontEnd:
         path = Path(config.model.path)
         source = ModelSource(config.model.model, "folder" if path.is_dir() else "gguf", path)
         tokenizer = load_tokenizer(source)
-        generation_config = load_generation_config(source)
-        defaults = sampling_defaults(generation_config) if args.generation_config == "auto" else {}
+        defaults = (
+            sampling_defaults(load_generation_config(source)) if args.generation_config == "auto" else {}
+        )
         if defaults:
             logger.info(announcement(defaults))
         inputs = InputProcessor(
             tokenizer,
             max_model_len=config.model.max_model_len,
             vocab_size=config.model.vocab_size,
-            eos_token_ids=end_token_ids(tokenizer.eos_token_ids, generation_config, config.model.hf_config),
+            eos_token_ids=sorted(tokenizer.eos_token_ids),
             logits_processors=plugins.logits_processors(),
         )
         return cls(config, tokenizer, inputs, OutputProcessor(tokenizer), defaults)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from inferplane.models.errors import ModelLoadError
@@ -38,17 +38,6 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
         if param == "max_tokens" or getattr(given, param) != getattr(SamplingParams(), param):
             defaults[param] = value
     return defaults
-
-
-def end_token_ids(
-    tokenizer_ids: Iterable[int], generation_config: Mapping[str, Any], hf_config: Mapping[str, Any]
-) -> list[int]:
-    """Every id that ends an answer by itself: the tokenizer's, and the model's own (often a second one, for chat)."""
-    stated = generation_config.get("eos_token_id")
-    if stated is None:
-        stated = hf_config.get("eos_token_id")
-    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    return sorted({*tokenizer_ids, *ids})
 
 
 def announcement(defaults: Mapping[str, Any]) -> str:

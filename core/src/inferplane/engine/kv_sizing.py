@@ -44,11 +44,15 @@ def size_pool(specs: Mapping[str, KVCacheSpec], available_bytes: int, model: Mod
         )
         raise ConfigError(
             "max_model_len" if fitting >= 2 else "kv_cache_bytes",
-            f"one sequence of max_model_len {model.max_model_len} tokens needs {needed / _MIB:.1f} MiB of KV cache, "
-            f"but {available_bytes / _MIB:.1f} MiB are available; the largest max_model_len that fits is {fitting}. "
+            f"one sequence of max_model_len {model.max_model_len} tokens needs {_shown(needed)} of KV cache, "
+            f"but {_shown(available_bytes)} are available; the largest max_model_len that fits is {fitting}. "
             "Lower max_model_len, or raise kv_cache_bytes if there is more memory",
         )
     return PoolSize(kv_config, fitting)
+
+
+def _shown(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB / 20 else f"{num_bytes} bytes"
 
 
 def _blocks_for(groups: tuple[KVCacheGroup, ...], num_tokens: int) -> int:

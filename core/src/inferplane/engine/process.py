@@ -142,11 +142,14 @@ class EngineLoop:
     def send_fatal(self, error: BaseException) -> None:
         from inferplane.config import ConfigError
         from inferplane.models.errors import ModelLoadError
+        from inferplane.plugins import PluginError
 
         if isinstance(error, ConfigError):
             message = Fatal("config", error.option, str(error))
         elif isinstance(error, ModelLoadError):
             message = Fatal("model", "", str(error))
+        elif isinstance(error, PluginError):
+            message = Fatal("plugin", "", str(error))
         else:
             logger.critical("the engine cannot go on", exc_info=error)
             message = Fatal("engine", "", f"{type(error).__name__}: {error}")

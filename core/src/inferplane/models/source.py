@@ -15,7 +15,8 @@ from inferplane.models.errors import ModelLoadError
 
 DEMO = "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Files that can run code when they are loaded, so they never are."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def resolve_model(
                 "Hugging Face id"
             )
         return _in_folder(model, path) if path.is_dir() else _in_file(model, path)
-    if not _HUB_ID.fullmatch(model) or path.suffix in (".gguf", ".safetensors", *_PICKLES):
+    if not _HUB_ID.fullmatch(model) or path.suffix in (".gguf", ".safetensors", *PICKLE_SUFFIXES):
         _no_such_path(model, path)
     from inferplane.models.hub import snapshot
 
@@ -82,7 +83,7 @@ def _in_folder(name: str, folder: Path) -> ModelSource:
         return ModelSource(name, "gguf", files[0])
     if files:
         raise ModelLoadError(f"{folder}: holds several GGUF files ({_some(files)}): name one of them")
-    pickles = [file for file in sorted(folder.iterdir()) if file.suffix in _PICKLES]
+    pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLE_SUFFIXES]
     if pickles:
         _refuse_pickle(pickles[0])
     raise ModelLoadError(f"{folder}: is no model: it has neither a config.json nor a .gguf file")
@@ -91,7 +92,7 @@ def _in_folder(name: str, folder: Path) -> ModelSource:
 def _in_file(name: str, file: Path) -> ModelSource:
     if not file.is_file():
         raise ModelLoadError(f"{file}: is neither a folder nor a file")
-    if file.suffix in _PICKLES:
+    if file.suffix in PICKLE_SUFFIXES:
         _refuse_pickle(file)
     if file.suffix == ".gguf" or _starts_as_gguf(file):
         return ModelSource(name, "gguf", file)

@@ -63,7 +63,8 @@ def decide_attention(
         backends = [(plugin, backend) for plugin, backend in backends if backend.name == name]
         if not backends:
             raise PluginError(
-                f"attention backend {name!r} is not installed for platform {device.platform!r}; there are: {known}"
+                f"attention backend {name!r} (--attention-backend) is not installed for platform {device.platform!r}; "
+                f"there are: {known}"
             )
     candidates = [
         Candidate(

@@ -47,10 +47,14 @@ class Adjustments:
         self.allowed_ids: np.ndarray | None = None
         if params.allowed_token_ids is not None:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
-        self._bad_words = [tuple(word) for word in request.bad_words_token_ids if word]
+        # Tokenizers may know ids beyond the model's vocabulary. They are never chosen; and the place of one among the
+        # logits, where the rows of all requests lie one after another, is in the next request's row.
+        bad_words = (tuple(word) for word in request.bad_words_token_ids if word)
+        self._bad_words = [word for word in bad_words if max(word) < vocab_size]
         self._longest_prefix = max((len(word) - 1 for word in self._bad_words), default=0)
         self._min_tokens = params.min_tokens
-        self._stop_ids = np.array(sorted({*request.eos_token_ids, *(params.stop_token_ids or ())}), np.int64)
+        stop_ids = {*request.eos_token_ids, *(params.stop_token_ids or ())}
+        self._stop_ids = np.array([stop_id for stop_id in stop_ids if stop_id < vocab_size], np.int64)
         self.penalties = Penalties(params, prompt, output) if Penalties.are_wanted(params) else None
         self.processors = [
             _make_processor(name, argument, processors, prompt, vocab_size)

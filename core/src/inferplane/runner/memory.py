@@ -7,7 +7,7 @@ from typing import Any
 
 from inferplane.api.device import MemoryInfo
 from inferplane.api.kv import DTYPE_BYTES, KVCacheSpec
-from inferplane.config import EngineConfig
+from inferplane.config import ConfigError, EngineConfig
 
 HOST_SHARE = 0.4
 """Part of the available memory to use where it is the machine's own: a person may be working on it too."""
@@ -33,6 +33,16 @@ def kv_budget_bytes(
     # one block more for each sequence: copies and blocks in transition must not push a running request out
     useful = num_seqs * sum((spec.num_blocks_for(max_len) + 1) * spec.block_bytes for spec in specs.values())
     return max(0, min(left, useful))
+
+
+def check_kv_cache_bytes(asked: int, memory: MemoryInfo) -> None:
+    """Raises `ConfigError` for more than the device has. What others use of it now may be free soon."""
+    if asked > memory.total_bytes:
+        raise ConfigError(
+            "kv_cache_bytes",
+            f"kv_cache_bytes is {asked} ({asked / 2**30:.1f} GiB), but the device has {memory.total_bytes / 2**30:.1f} "
+            "GiB of memory in all. Ask for less, or leave it out to have it chosen",
+        )
 
 
 def activation_bytes(config: EngineConfig) -> int:

@@ -16,7 +16,7 @@ from inferplane.api.worker import Worker, WorkerContext
 from inferplane.plan import StepPlan, StepResult
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
-from inferplane.runner.memory import kv_budget_bytes
+from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes
 from inferplane.runner.runner import Runner
 from inferplane.runner.sampler import Sampler
 from inferplane.runner.warm_up import warm_up_plans
@@ -99,9 +99,10 @@ class ModelWorker(Worker):
         return {layer.name: layer.spec for layer in self.model.attention_layers()}
 
     def available_kv_bytes(self) -> int:
-        if self.config.cache.kv_cache_bytes is not None:
-            return self.config.cache.kv_cache_bytes
         memory, is_host_memory = self.runtime.memory(), self.runtime.is_host_memory
+        if (asked := self.config.cache.kv_cache_bytes) is not None:
+            check_kv_cache_bytes(asked, memory)
+            return asked
         return kv_budget_bytes(memory, is_host_memory, self.config, self.kv_cache_specs())
 
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:

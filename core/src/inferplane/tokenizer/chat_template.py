@@ -42,8 +42,14 @@ class ChatTemplate:
         """Of the default template."""
         return self.sources[self._name(None)]
 
+    def check(self) -> None:
+        """Raises `ChatTemplateError` unless every template is valid Jinja. What it does with messages shows later."""
+        for name in self.sources:
+            self._compile(name)
+
     def render(
         self,
+        /,
         messages: Messages,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
@@ -65,14 +71,14 @@ class ChatTemplate:
         if continue_final_message:
             _mark_end(conversation)
         template = self._compile(self._name(tools))
-        values = {**self.special_tokens, **_plain(variables)}
-        text = _run(
-            template,
-            messages=conversation,
-            tools=_plain(tools),
-            add_generation_prompt=add_generation_prompt,
-            **values,
-        )
+        values = {
+            **self.special_tokens,
+            **_plain(variables),
+            "messages": conversation,
+            "tools": _plain(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _run(template, values)
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
@@ -82,10 +88,12 @@ class ChatTemplate:
         try:
             text = _run(
                 self._compile(self._name(None)),
-                messages=[{"role": "user", "content": parts}],
-                tools=None,
-                add_generation_prompt=False,
-                **self.special_tokens,
+                {
+                    **self.special_tokens,
+                    "messages": [{"role": "user", "content": parts}],
+                    "tools": None,
+                    "add_generation_prompt": False,
+                },
             )
         except ChatTemplateError:
             return False
@@ -117,11 +125,12 @@ class ChatTemplate:
         return self._compiled[name]
 
 
-def _run(template: Template, **variables: Any) -> str:
+def _run(template: Template, variables: Mapping[str, Any]) -> str:
+    """``variables`` may have any names, those of a function's own arguments among them."""
     from jinja2 import TemplateError
 
     try:
-        return template.render(**variables)
+        return template.render(variables)
     except TemplateError as error:
         raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
     # a template is a program: whatever it trips over, the messages did not suit it

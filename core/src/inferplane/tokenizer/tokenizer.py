@@ -64,6 +64,26 @@ class Tokenizer:
         found = self.backend.encode_batch_fast(whole, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in found]
 
+    def min_num_tokens(self, text: str) -> int:
+        """A number that `encode` gives no fewer tokens than, found without the seconds and the memory that encoding a
+        text of megabytes takes; 0 where the tokenizer may drop or join any amount of text."""
+        return -(-len(text) // self._most_chars_of_token) if self._most_chars_of_token else 0
+
+    @cached_property
+    def _most_chars_of_token(self) -> int | None:
+        """The most characters of a text that one token can stand for; None where there is no such bound."""
+        backend = self.backend
+        model, normalizer = backend.model, backend.normalizer
+        keeps_unknown = isinstance(model, tokenizers.models.BPE) and (model.unk_token is None or model.byte_fallback)
+        added = backend.get_added_tokens_decoder().values()
+        swallows_spaces = any(token.lstrip or token.rstrip for token in added)
+        if not keeps_unknown or swallows_spaces or not isinstance(normalizer, tokenizers.normalizers.NFC | None):
+            return None
+        # however a vocabulary spells its tokens, none is spelt shorter than the text that it stands for
+        num_chars = max(map(len, backend.get_vocab()), default=0)
+        # NFC makes one character of a letter and its accents: of four at the most
+        return (num_chars if normalizer is None else num_chars * 4) or None
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are no UTF-8 become U+FFFD. Ids outside the vocabulary give no text."""
         known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
@@ -92,18 +112,19 @@ class Tokenizer:
 
     @overload
     def apply_chat_template(
-        self, messages: Messages, tools: Tools | None = ..., add_generation_prompt: bool = ..., *,
+        self, /, messages: Messages, tools: Tools | None = ..., add_generation_prompt: bool = ..., *,
         tokenize: Literal[False] = ..., continue_final_message: bool = ..., **kwargs: Any,
     ) -> str: ...  # fmt: skip
 
     @overload
     def apply_chat_template(
-        self, messages: Messages, tools: Tools | None = ..., add_generation_prompt: bool = ..., *,
+        self, /, messages: Messages, tools: Tools | None = ..., add_generation_prompt: bool = ..., *,
         tokenize: Literal[True], continue_final_message: bool = ..., **kwargs: Any,
     ) -> list[int]: ...  # fmt: skip
 
     def apply_chat_template(
         self,
+        /,
         messages: Messages,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,

@@ -26,7 +26,7 @@ class CpuRuntime(DeviceRuntime):
     def set_up(self, config: EngineConfig, rank: int) -> None:
         """Gives the rank its share of the cores. A single rank is left to the system's scheduler."""
         world_size = config.parallel.world_size
-        num_threads = config.device.num_threads or max(1, usable_cores() // world_size)
+        num_threads = config.device.num_threads or _openmp_threads() or max(1, usable_cores() // world_size)
         if world_size > 1:
             _bind(rank, world_size)
         torch.set_num_threads(num_threads)
@@ -37,6 +37,12 @@ class CpuRuntime(DeviceRuntime):
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host  # it is there already
+
+
+def _openmp_threads() -> int | None:
+    """What the user asked of every OpenMP program, or None. A list is for nested regions; its first entry counts."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
 def _bind(rank: int, world_size: int) -> None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from inferplane_server.errors import invalid
+
+
+MAX_DEPTH = 64
+"""Of objects and lists within each other, where a request may nest them as it likes."""
+MAX_NAME_CHARS = 100
+"""Of an unknown field's name in the answer, and in the search for what was meant."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,25 @@ class Refusal:
 def neutral(*values: Any) -> Callable[[Any], bool]:
     """These values ask for nothing. True is not 1 here."""
     return lambda value: any(type(value) is type(v) and value == v for v in values)
+
+
+def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
+    if not is_shallow(value):
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def is_shallow(value: Any) -> bool:
+    """Whether objects and lists are nested no deeper than `MAX_DEPTH`."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        items = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = list(chain.from_iterable(items))
+    return not level
+
+
+FreeForm = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
+"""An object whose inside is for a template, a plugin or nobody: no model describes it, but it is walked recursively."""
 
 
 class RequestModel(BaseModel):
@@ -53,6 +79,7 @@ class RequestModel(BaseModel):
                     )
                 continue
             if name not in cls.model_fields:
+                name = name[:MAX_NAME_CHARS]
                 raise invalid(_unknown_field(name, cls.model_fields), name, "unknown_parameter")
             kept[name] = value
         return kept

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from inferplane_server.errors import invalid
-from inferplane_server.protocol.base import Refusal, RequestModel, neutral
+from inferplane_server.protocol.base import FreeForm, Refusal, RequestModel, is_shallow, neutral
 from inferplane_server.protocol.sampling import (
     NO_STRUCTURE,
     REFUSED_SAMPLING,
@@ -18,6 +18,14 @@ from inferplane_server.protocol.sampling import (
 )
 
 TEMPLATE_REASON = "templates come from the model or from the server's --chat-template, never from a request"
+NO_TEMPLATE_VARIABLES = {
+    "chat_template": TEMPLATE_REASON,
+    "tokenize": "a conversation is always rendered to text first; /tokenize answers with its tokens",
+    **dict.fromkeys(
+        ("tools", "messages", "add_generation_prompt", "continue_final_message"),
+        "it is a field of the request itself",
+    ),
+}
 NO_TOOLS = "this server has no parser for tool calls, and no option that would add one"
 
 
@@ -51,7 +59,7 @@ class ChatMessage(RequestModel):
     content: Annotated[Any, BeforeValidator(_checked_content)] = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[FreeForm] | None = None
     reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -71,7 +79,9 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
+        return call
+    if not is_shallow(arguments):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 
@@ -84,7 +94,7 @@ class ChatFields(RequestModel):
     """None: unless the last message is to be continued."""
     continue_final_message: bool = False
     """The answer goes on where the last message, of the assistant, stops."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeForm | None = None
     """Variables for the template, such as switches of the model's own."""
     add_special_tokens: bool = False
     """The template writes them already."""
@@ -93,12 +103,10 @@ class ChatFields(RequestModel):
         """Raises `ApiError` for messages that make no prompt."""
         if not self.messages:
             raise invalid("'messages' must hold at least one message.", "messages", "invalid_value")
-        for name in ("chat_template", "tools", "messages", "add_generation_prompt"):
+        for name, reason in NO_TEMPLATE_VARIABLES.items():
             if name in (self.chat_template_kwargs or {}):
                 where = f"chat_template_kwargs.{name}"
-                raise invalid(
-                    f"'{where}' is not supported: {TEMPLATE_REASON}.", where, "unsupported_parameter"
-                )
+                raise invalid(f"'{where}' is not supported: {reason}.", where, "unsupported_parameter")
         for i, message in enumerate(self.messages):
             if message.content is None and not message.tool_calls:
                 raise invalid(f"messages[{i}].content is required", f"messages[{i}].content", "invalid_value")
@@ -149,8 +157,8 @@ class ChatRequest(ChatFields, SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[FreeForm] | None = None
+    tool_choice: str | FreeForm | None = None
 
     def check(self) -> None:
         """Raises `ApiError` for combinations that cannot be honoured."""

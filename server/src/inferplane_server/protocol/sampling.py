@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from inferplane.request import MAX_LOGPROBS, SamplingParams
 from inferplane_server.errors import invalid
-from inferplane_server.protocol.base import Refusal, RequestModel, neutral
+from inferplane_server.protocol.base import MAX_NAME_CHARS, FreeForm, Refusal, RequestModel, neutral
 
 NO_STRUCTURE = "output cannot be bound to a structure yet"
 
@@ -25,6 +26,9 @@ REFUSED_SAMPLING = {
     "guided_choice": Refusal(NO_STRUCTURE),
     "guided_grammar": Refusal(NO_STRUCTURE),
 }
+
+# no more digits than a message to the engine carries
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 
 class StreamOptions(RequestModel):
@@ -63,7 +67,7 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
-    logits_processors: dict[str, Any] | None = None
+    logits_processors: FreeForm | None = None
     priority: int = 0
     cache_salt: str | None = None
 
@@ -107,6 +111,6 @@ def check_logprobs_count(name: str, value: int) -> int:
 
 
 def _token_id(key: str) -> int:
-    if not (key.isascii() and key.lstrip("-").isdigit()):
-        raise invalid(f'logit_bias: "{key}" is not a token id', "logit_bias", "invalid_value")
+    if not _TOKEN_ID.fullmatch(key):
+        raise invalid(f'logit_bias: "{key[:MAX_NAME_CHARS]}" is not a token id', "logit_bias", "invalid_value")
     return int(key)

@@ -11,6 +11,7 @@ from inferplane.models.errors import ModelLoadError
 from inferplane.models.json_file import read_json_table, read_optional_json_table
 from inferplane.models.loader.progress import with_progress
 from inferplane.models.loader.safetensors_file import SafetensorsFile
+from inferplane.models.source import PICKLE_SUFFIXES
 from inferplane.tokenizer.template_files import default_template_of_folder
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class SafetensorsFolder:
@@ -100,7 +100,7 @@ def _is_file_name(name: object) -> bool:
 
 
 def _why_there_are_no_weights(path: Path) -> str:
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if pickles:
         return (
             f"{path}: has its weights as pickles ({', '.join(pickles[:3])}), which can run code when they are loaded; "
