@@ -59,7 +59,7 @@ REFUSED = [
     ("bad_words", [""]),
     ("logit_bias", {5: 1000.0}),
     ("logit_bias", {5: math.nan}),
-    ("logit_bias", {i: 0.0 for i in range(MAX_LOGIT_BIAS + 1)}),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 0.0)),
     ("allowed_token_ids", []),
     ("logit_bias", {"abc": 1.0}),
     ("logit_bias", {"5": 1.0}),
@@ -130,7 +130,9 @@ def test_a_token_outside_the_vocabulary_is_named(name, token_id):
 
 
 def test_a_token_inside_the_vocabulary_passes():
-    SamplingParams(logit_bias={0: 1.0, 49: -1.0}, stop_token_ids=[49], allowed_token_ids=[0]).check_vocabulary(50)
+    SamplingParams(
+        logit_bias={0: 1.0, 49: -1.0}, stop_token_ids=[49], allowed_token_ids=[0]
+    ).check_vocabulary(50)
 
 
 @given(

@@ -200,7 +200,10 @@ async def test_parts_that_are_no_text_are_400_and_fetch_nothing(client, part):
         ({"chat_template": "{% for _ in range(10**9) %}x{% endfor %}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs.continue_final_message"),
+        (
+            {"chat_template_kwargs": {"continue_final_message": True}},
+            "chat_template_kwargs.continue_final_message",
+        ),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
         ({"chat_template_kwargs": {"x": json.loads("[" * 70 + "]" * 70)}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -233,11 +236,13 @@ async def test_template_variables_may_have_any_other_name(client, name):
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 900 + "]" * 900, "9" * 5000, "{", "1e999", "\ud7ff"])
-async def test_arguments_of_a_past_call_that_are_no_plain_json_reach_the_template_as_text(make_client, arguments):
-    client = make_client(
-        chat_template="{{ messages[0].tool_calls[0].function.arguments | string | length }}"
-    )
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, "[" * 900 + "]" * 900, "9" * 5000, "{", "1e999", "\ud7ff"]
+)
+async def test_arguments_of_a_past_call_that_are_no_plain_json_reach_the_template_as_text(
+    make_client, arguments
+):
+    client = make_client(chat_template="{{ messages[0].tool_calls[0].function.arguments | string | length }}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     response = await client.post(
         "/v1/chat/completions",

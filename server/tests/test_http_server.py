@@ -146,7 +146,9 @@ def raw_error(answer: bytes) -> tuple[int, dict]:
     return int(head.split()[1]), json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX-Endless: ", b"GET /", b"GET /health HTTP/1.1\r\n"])
+@pytest.mark.parametrize(
+    "start", [b"GET /health HTTP/1.1\r\nX-Endless: ", b"GET /", b"GET /health HTTP/1.1\r\n"]
+)
 async def test_a_head_without_end_is_broken_off_while_others_are_served(start):
     piece = b"X-Y: z\r\n" * 8192 if start.endswith(b"\n") else b"a" * 2**16
     async with serving(ScriptedEngine(), api_keys=("key",)) as server, connected(server) as (reader, writer):
@@ -224,7 +226,9 @@ async def test_an_answer_on_its_way_survives_what_is_sent_behind_its_request(mon
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00\x01", b"FOO /health HTTP/1.1\r\n\r\n", b"GET health HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "junk", [b"\x16\x03\x01\x02\x00\x01", b"FOO /health HTTP/1.1\r\n\r\n", b"GET health HTTP/1.1\r\n\r\n"]
+)
 async def test_what_is_no_http_gets_the_envelope_too(junk):
     async with serving(ScriptedEngine()) as server, connected(server) as (reader, writer):
         writer.write(junk)

@@ -115,24 +115,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         num_chars = sum(map(len, self.bad_words or []))
         if num_chars > MAX_BAD_WORDS_CHARS:
             raise ParameterError(
-                "bad_words", f"bad_words has {num_chars} characters in all, at most {MAX_BAD_WORDS_CHARS} are allowed"
+                "bad_words",
+                f"bad_words has {num_chars} characters in all, at most {MAX_BAD_WORDS_CHARS} are allowed",
             )
         if len(self.logit_bias or {}) > MAX_LOGIT_BIAS:
             raise ParameterError(
-                "logit_bias", f"logit_bias has {len(self.logit_bias or {})} entries, at most {MAX_LOGIT_BIAS} are allowed"
+                "logit_bias",
+                f"logit_bias has {len(self.logit_bias or {})} entries, at most {MAX_LOGIT_BIAS} are allowed",
             )
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             _check_token_ids(name, getattr(self, name) or ())
         for token_id, bias in (self.logit_bias or {}).items():
             _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, param="logit_bias")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ParameterError("allowed_token_ids", "allowed_token_ids is empty: it would allow no token at all")
+            raise ParameterError(
+                "allowed_token_ids", "allowed_token_ids is empty: it would allow no token at all"
+            )
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ParameterError(name, f"{name} must be true or false, got {value!r}")
         if not isinstance(self.logits_processors, dict | None):
             raise ParameterError(
-                "logits_processors", f"logits_processors maps names to arguments, got {self.logits_processors!r}"
+                "logits_processors",
+                f"logits_processors maps names to arguments, got {self.logits_processors!r}",
             )
 
     @property
@@ -145,7 +150,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < vocab_size:
                     raise ParameterError(
-                        name, f"{name} names token {token_id}, but the vocabulary has tokens 0 to {vocab_size - 1}"
+                        name,
+                        f"{name} names token {token_id}, but the vocabulary has tokens 0 to {vocab_size - 1}",
                     )
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from inferplane.api import MemoryInfo
 from inferplane.api.kv import FullAttentionSpec
-from inferplane.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inferplane.config import (
+    ConfigError,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from inferplane.runner.memory import RESERVE_BYTES, activation_bytes, check_kv_cache_bytes, kv_budget_bytes
 
 GIB = 1 << 30

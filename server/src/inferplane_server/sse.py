@@ -47,7 +47,9 @@ class EventStream(Response):
                 async for chunk in events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
-                if not isinstance(error, ApiError | EngineDeadError):  # whose cause is logged once, not by each stream
+                if not isinstance(
+                    error, ApiError | EngineDeadError
+                ):  # whose cause is logged once, not by each stream
                     logger.error("%s broke off in mid-stream", scope.get("path"), exc_info=error)
                 await send(
                     {

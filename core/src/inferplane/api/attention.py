@@ -44,14 +44,14 @@ class AttentionInputs:
     seq_lens: torch.Tensor
     """[num_reqs] int32, on the device."""
     block_table: torch.Tensor
-    """[num_reqs, max_num_blocks] int32, on the device; entries past a request's blocks are unspecified but valid ids."""
+    """[num_reqs, max_num_blocks] int32, on the device; entries past a request's blocks are some valid ids."""
     slot_mapping: torch.Tensor
     """[num_tokens] int64, on the device: ``block_id * block_size + offset`` of each token of this step."""
     block_size: int
 
 
 class AttentionBackend(ABC):
-    """Stores keys and values of a step and attends over all that is stored. One instance serves all layers of a group."""
+    """Stores keys and values of a step and attends over what is stored. One instance serves all layers of a group."""
 
     name: ClassVar[str]
     priority: ClassVar[int] = 0

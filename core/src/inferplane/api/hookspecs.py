@@ -30,7 +30,9 @@ LogitsProcessor = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
 """(output token ids so far, logits ``[vocab_size]`` float32) -> logits. Called before the other sampling settings."""
 
 LogitsProcessorFactory = Callable[[Any, list[int], int], LogitsProcessor]
-"""(the request's argument, prompt token ids, vocab_size) -> processor of one request. Raises ValueError on a bad argument."""
+"""(the request's argument, prompt token ids, vocab_size) -> processor of one request.
+
+Raises ValueError on a bad argument."""
 
 
 @dataclass(frozen=True)

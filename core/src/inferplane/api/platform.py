@@ -25,7 +25,7 @@ class Platform(ABC):
         """Values for the arguments that the user left open. Keys are fields of `EngineArgs`.
 
         ``dtype`` (asked as "auto"), ``block_size``, ``max_num_seqs`` and ``max_num_batched_tokens`` must be among
-        them; values for arguments that the user set are ignored. ``checkpoint_dtype`` is what the weights are stored in.
+        them; values for arguments that the user set are ignored. ``checkpoint_dtype`` is that of the stored weights.
         """
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:

@@ -41,7 +41,7 @@ class Worker(ABC):
 
     @abstractmethod
     def set_up(self) -> None:
-        """Takes the device. Nothing in here waits for other ranks: one that cannot have its device must be able to say so
+        """Takes the device. Nothing here waits for other ranks: one that cannot have its device must be able to say so
         before the others wait for it."""
 
     def join_group(self) -> None:
@@ -75,7 +75,7 @@ class Worker(ABC):
         """Of the plan executed last, on rank 0 only. A call of its own, so that a mask or drafts can come between."""
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
-        """In place of `sample` on every rank but the first: the tokens that rank 0 sampled for the plan executed last."""
+        """In place of `sample` on every rank but the first: what rank 0 sampled for the plan executed last."""
         raise NotImplementedError(
             f"{type(self).__name__} runs on one rank only: it does not implement accept"
         )

@@ -81,9 +81,19 @@ class TransformersPeer:
             )
             seconds = time.perf_counter() - started
         if out.shape[1] != ids.shape[1] + output_len:
-            raise RuntimeError(f"transformers gave {out.shape[1] - ids.shape[1]} tokens instead of {output_len}")
+            raise RuntimeError(
+                f"transformers gave {out.shape[1] - ids.shape[1]} tokens instead of {output_len}"
+            )
         return Measurement(
-            "transformers", self.name, case, "cpu", self.dtype, len(prompts), ids.shape[1], output_len, seconds
+            "transformers",
+            self.name,
+            case,
+            "cpu",
+            self.dtype,
+            len(prompts),
+            ids.shape[1],
+            output_len,
+            seconds,
         )
 
 

@@ -29,7 +29,11 @@ class BenchGroup(click.Group):
     def _contributed(self) -> dict[str, str]:
         from inferplane.plugins import load_plugins
 
-        return {s.name.removeprefix("bench "): s.target for s in load_plugins().commands() if s.name.startswith("bench ")}
+        return {
+            s.name.removeprefix("bench "): s.target
+            for s in load_plugins().commands()
+            if s.name.startswith("bench ")
+        }
 
 
 @click.group(cls=BenchGroup)
@@ -38,19 +42,37 @@ def bench() -> None:
 
 
 def _case(name: str, default: object, help: str):
-    return click.option(name, cls=GroupedOption, group="Benchmark", default=default, show_default=True, help=help)
+    return click.option(
+        name, cls=GroupedOption, group="Benchmark", default=default, show_default=True, help=help
+    )
 
 
 def _common(command):
-    command = click.option("--json", "as_json", cls=GroupedOption, group="Benchmark", is_flag=True, help="One JSON object a case.")(command)
+    command = click.option(
+        "--json",
+        "as_json",
+        cls=GroupedOption,
+        group="Benchmark",
+        is_flag=True,
+        help="One JSON object a case.",
+    )(command)
     command = _case("--repeat", 1, "Runs of the case; the median is printed.")(command)
     command = _case("--prompt-seed", 0, "Seed of the random prompts.")(command)
     vs = click.option(
-        "--vs", cls=GroupedOption, group="Benchmark", type=click.Choice(["transformers"]), help="Run this peer too, in turn, and print the ratio."
+        "--vs",
+        cls=GroupedOption,
+        group="Benchmark",
+        type=click.Choice(["transformers"]),
+        help="Run this peer too, in turn, and print the ratio.",
     )
     command = vs(command)
     return click.option(
-        "--vs-dtype", cls=GroupedOption, group="Benchmark", default="bfloat16", show_default=True, help="The peer's dtype."
+        "--vs-dtype",
+        cls=GroupedOption,
+        group="Benchmark",
+        default="bfloat16",
+        show_default=True,
+        help="The peer's dtype.",
     )(command)
 
 
@@ -60,7 +82,9 @@ def _common(command):
 @_case("--output-len", 64, "Output tokens of each.")
 @_common
 @engine_options
-def throughput(engine_args: EngineArgs, num_requests: int, input_len: int, output_len: int, **common: Any) -> None:
+def throughput(
+    engine_args: EngineArgs, num_requests: int, input_len: int, output_len: int, **common: Any
+) -> None:
     """Tokens per second with all requests at hand, offline."""
     case = f"throughput_{num_requests}x{input_len}+{output_len}"
     _run(engine_args, case, num_requests, input_len, output_len, **common)

@@ -12,12 +12,28 @@ from inferplane.config.args import EngineArgs
 
 
 @click.command("chat", cls=GroupedCommand)
-@click.option("--prompt", cls=GroupedOption, group="Chat", help="Ask this, print the answer on stdout and nothing else.")
+@click.option(
+    "--prompt", cls=GroupedOption, group="Chat", help="Ask this, print the answer on stdout and nothing else."
+)
 @click.option("--system", cls=GroupedOption, group="Chat", help="System message.")
-@click.option("--max-tokens", cls=GroupedOption, group="Chat", type=int, help="Longest answer. Default: what the context leaves.")
-@click.option("--temperature", cls=GroupedOption, group="Chat", type=float, help="0 is greedy. Default: the model's, else 0.")
+@click.option(
+    "--max-tokens",
+    cls=GroupedOption,
+    group="Chat",
+    type=int,
+    help="Longest answer. Default: what the context leaves.",
+)
+@click.option(
+    "--temperature",
+    cls=GroupedOption,
+    group="Chat",
+    type=float,
+    help="0 is greedy. Default: the model's, else 0.",
+)
 @click.option("--top-p", cls=GroupedOption, group="Chat", type=float, help="Default: the model's, else 1.")
-@click.option("--sampling-seed", cls=GroupedOption, group="Chat", type=int, help="Makes sampled answers repeatable.")
+@click.option(
+    "--sampling-seed", cls=GroupedOption, group="Chat", type=int, help="Makes sampled answers repeatable."
+)
 @engine_options
 def chat(
     engine_args: EngineArgs,
@@ -48,7 +64,9 @@ def chat(
         _converse(llm, history, params)
 
 
-def _params(max_tokens: int | None, temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
+def _params(
+    max_tokens: int | None, temperature: float | None, top_p: float | None, seed: int | None
+) -> dict[str, Any]:
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -10,7 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-PACKAGES = ("inferplane", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pluggy", "msgspec", "pyzmq")
+PACKAGES = (
+    "inferplane",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pluggy",
+    "msgspec",
+    "pyzmq",
+)
 
 
 @click.command("collect-env")

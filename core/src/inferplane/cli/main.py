@@ -15,7 +15,9 @@ BUILT_IN = (
     CommandSpec("chat", "inferplane.cli.chat:chat", "Talk to a model in this terminal."),
     CommandSpec("bench", "inferplane.cli.bench:bench", "Measure throughput, latency, serving and start-up."),
     CommandSpec("models", "inferplane.cli.models:models", "List known architectures, fetch the demo model."),
-    CommandSpec("plugins", "inferplane.cli.plugins:plugins", "Show which plugins and devices were found, and why not."),
+    CommandSpec(
+        "plugins", "inferplane.cli.plugins:plugins", "Show which plugins and devices were found, and why not."
+    ),
     CommandSpec("collect-env", "inferplane.cli.collect_env:collect_env", "Print facts for a bug report."),
 )
 
@@ -31,7 +33,9 @@ class LazyGroup(click.Group):
 
         plugin_commands = load_plugins().commands()
         commands = {spec.name: spec for spec in (*plugin_commands, *BUILT_IN)}
-        return {name: spec for name, spec in commands.items() if " " not in name}  # those belong to a group below
+        return {
+            name: spec for name, spec in commands.items() if " " not in name
+        }  # those belong to a group below
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._commands())
@@ -40,7 +44,9 @@ class LazyGroup(click.Group):
         spec = next((s for s in BUILT_IN if s.name == cmd_name), None) or self._commands().get(cmd_name)
         if spec is None:
             if extra := EXTRAS.get(cmd_name):
-                raise click.UsageError(f'"{cmd_name}" is not installed; get it with: pip install "inferplane[{extra}]"')
+                raise click.UsageError(
+                    f'"{cmd_name}" is not installed; get it with: pip install "inferplane[{extra}]"'
+                )
             return None
         module, attribute = spec.target.split(":")
         return getattr(importlib.import_module(module), attribute)
@@ -57,9 +63,16 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version and exit."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
 )
 def cli() -> None:
     """Serve large language models on any device."""

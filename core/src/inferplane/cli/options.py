@@ -12,7 +12,17 @@ import click
 
 from inferplane.config.args import EngineArgs
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 
 
 class ByteSize(click.ParamType):
@@ -71,7 +81,12 @@ def _option(engine_field: Field[Any]) -> Callable[..., Any]:
     cli = dict(engine_field.metadata)
     name, default = engine_field.name, engine_field.default
     flag = "--" + name.replace("_", "-")
-    settings: dict[str, Any] = {"cls": GroupedOption, "group": cli["group"], "help": cli["help"], "default": default}
+    settings: dict[str, Any] = {
+        "cls": GroupedOption,
+        "group": cli["group"],
+        "help": cli["help"],
+        "default": default,
+    }
     if default is True:
         off = "--no-" + name.removeprefix("enable_").replace("_", "-")
         return click.option(off, name, flag_value=False, **settings)

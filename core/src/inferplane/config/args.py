@@ -21,22 +21,34 @@ class EngineArgs:
     """A folder, a GGUF file, a Hugging Face id, or None for the demo model. The command line takes it as MODEL."""
     revision: str | None = option(None, "Model", "Branch, tag or commit of a Hugging Face id.")
     dtype: str = option(
-        "auto", "Model", "Type of weights and activations.", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "Model",
+        "Type of weights and activations.",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
         None, "Model", "Most tokens of prompt and output together. Default: what the model was trained for."
     )
     load_format: str = option(
-        "auto", "Model", "auto reads the checkpoint; dummy draws random weights, for benchmarks.", choices=("auto", "dummy")
+        "auto",
+        "Model",
+        "auto reads the checkpoint; dummy draws random weights, for benchmarks.",
+        choices=("auto", "dummy"),
     )
     trust_remote_code: bool = option(
         False, "Model", "Allow code that a model repository ships. Without it such code never runs."
     )
     device: str | None = option(
-        None, "Device", "Platform to run on, as `plugins list` names it, with an optional index: NAME or NAME:1."
+        None,
+        "Device",
+        "Platform to run on, as `plugins list` names it, with an optional index: NAME or NAME:1.",
     )
-    attention_backend: str | None = option(None, "Device", "Attention backend by name. Default: the best that fits.")
-    num_threads: int | None = option(None, "Device", "Host threads of each worker. Default: the platform decides.")
+    attention_backend: str | None = option(
+        None, "Device", "Attention backend by name. Default: the best that fits."
+    )
+    num_threads: int | None = option(
+        None, "Device", "Host threads of each worker. Default: the platform decides."
+    )
     tensor_parallel_size: int = option(1, "Device", "Ranks that each layer is split over.")
     executor: str = option(
         "auto",
@@ -46,12 +58,17 @@ class EngineArgs:
     )
     block_size: int | None = option(None, "KV cache", "Tokens per KV block. Default: the platform decides.")
     kv_cache_bytes: int | None = option(
-        None, "KV cache", "Memory for the KV cache: bytes, or a number with KiB, MiB, GiB. Default: from available memory.", type="bytes"
+        None,
+        "KV cache",
+        "Memory for the KV cache: bytes, or a number with KiB, MiB, GiB. Default: from available memory.",
+        type="bytes",
     )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
-    scheduler_policy: str = option("fcfs", "Scheduler", "Order of waiting requests: fcfs, priority, or one from a plugin.")
+    scheduler_policy: str = option(
+        "fcfs", "Scheduler", "Order of waiting requests: fcfs, priority, or one from a plugin."
+    )
     max_num_waiting: int | None = option(
         None, "Scheduler", "Requests that may wait before new ones are answered with 503. Default: no limit."
     )
@@ -65,4 +82,6 @@ class EngineArgs:
     health_timeout_s: int = option(
         10, "Engine", "Seconds without a sign of life after which the engine process counts as dead."
     )
-    step_timeout_s: int = option(600, "Engine", "Seconds that one step may take before the engine counts as hung.")
+    step_timeout_s: int = option(
+        600, "Engine", "Seconds that one step may take before the engine counts as hung."
+    )

@@ -17,7 +17,10 @@ class EnvironmentVariable:
 
 
 _DECLARED = (
-    EnvironmentVariable("INFERPLANE_API_KEY", "Key that requests to `inferplane serve` must carry, besides those of `--api-key`."),
+    EnvironmentVariable(
+        "INFERPLANE_API_KEY",
+        "Key that requests to `inferplane serve` must carry, besides those of `--api-key`.",
+    ),
     EnvironmentVariable(
         "INFERPLANE_CACHE", "Folder for what is fetched. Default: inferplane in the user's cache folder."
     ),

@@ -110,7 +110,8 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
     trained = max_model_len(hf_config)
     if asked is not None and trained is not None and asked > trained:
         raise ConfigError(
-            "max_model_len", f"max_model_len is {asked}, but the model has positions for {trained} tokens only"
+            "max_model_len",
+            f"max_model_len is {asked}, but the model has positions for {trained} tokens only",
         )
     return asked or trained or 2048
 
@@ -175,5 +176,6 @@ def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
     policies = {"fcfs", "priority", *plugins.scheduler_policies()}
     if scheduler.policy not in policies:
         raise ConfigError(
-            "scheduler_policy", f"unknown scheduler policy {scheduler.policy!r}; there are {', '.join(sorted(policies))}"
+            "scheduler_policy",
+            f"unknown scheduler policy {scheduler.policy!r}; there are {', '.join(sorted(policies))}",
         )

@@ -74,10 +74,16 @@ class Tokenizer:
         """The most characters of a text that one token can stand for; None where there is no such bound."""
         backend = self.backend
         model, normalizer = backend.model, backend.normalizer
-        keeps_unknown = isinstance(model, tokenizers.models.BPE) and (model.unk_token is None or model.byte_fallback)
+        keeps_unknown = isinstance(model, tokenizers.models.BPE) and (
+            model.unk_token is None or model.byte_fallback
+        )
         added = backend.get_added_tokens_decoder().values()
         swallows_spaces = any(token.lstrip or token.rstrip for token in added)
-        if not keeps_unknown or swallows_spaces or not isinstance(normalizer, tokenizers.normalizers.NFC | None):
+        if (
+            not keeps_unknown
+            or swallows_spaces
+            or not isinstance(normalizer, tokenizers.normalizers.NFC | None)
+        ):
             return None
         # however a vocabulary spells its tokens, none is spelt shorter than the text that it stands for
         num_chars = max(map(len, backend.get_vocab()), default=0)

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from inferplane_server.errors import invalid
 
-
 MAX_DEPTH = 64
 """Of objects and lists within each other, where a request may nest them as it likes."""
 MAX_NAME_CHARS = 100
@@ -45,7 +44,11 @@ def is_shallow(value: Any) -> bool:
     """Whether objects and lists are nested no deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        items = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        items = (
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        )
         level = list(chain.from_iterable(items))
     return not level
 

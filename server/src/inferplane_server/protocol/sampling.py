@@ -112,5 +112,7 @@ def check_logprobs_count(name: str, value: int) -> int:
 
 def _token_id(key: str) -> int:
     if not _TOKEN_ID.fullmatch(key):
-        raise invalid(f'logit_bias: "{key[:MAX_NAME_CHARS]}" is not a token id', "logit_bias", "invalid_value")
+        raise invalid(
+            f'logit_bias: "{key[:MAX_NAME_CHARS]}" is not a token id', "logit_bias", "invalid_value"
+        )
     return int(key)
