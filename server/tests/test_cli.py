@@ -77,6 +77,8 @@ def test_an_empty_key_is_refused_and_not_an_open_server(settings_of, arguments, 
         ("--max-body-bytes", "lots"),
         ("--nope",),
         ("--served-model-name", ""),
+        ("--max-body-bytes", "0"),
+        ("--drain-timeout-s", "nan"),
         ("--chat-template", "{% if %}"),
     ],
 )

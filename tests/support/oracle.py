@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 
+FORM = b"1"
+"""Of the answers that are kept: another one when something else is computed."""
+
+
 @dataclass(frozen=True)
 class Expected:
     """Of one prompt."""
@@ -51,7 +55,7 @@ class Expected:
 
 
 class Oracle:
-    """Of one model folder. Answers are kept in files: one process computes each of them for all and for good."""
+    """Of one model folder. Answers are kept in files: one process computes each of them, for all and for later runs."""
 
     def __init__(self, folder: Path, cache_folder: Path) -> None:
         """Oracles of several models may share ``cache_folder``: files are named by all that an answer depends on."""
@@ -66,7 +70,7 @@ class Oracle:
     def _complete(self, prompt: str, num_tokens: int) -> Expected:
         key = hashlib.sha256(f"{_identity(self.folder)} {num_tokens} {prompt}".encode()).hexdigest()[:24]
         file = self._cache_folder / f"{key}.json"
-        with FileLock(self._cache_folder / "lock"):
+        with FileLock(file.with_suffix(".lock")):
             if not file.exists():
                 answer = json.dumps(asdict(self._compute(prompt, num_tokens)))
                 unfinished = file.with_suffix(".unfinished")
@@ -135,7 +139,7 @@ class Oracle:
 @cache
 def _identity(folder: Path) -> str:
     """Everything but the prompt that an answer depends on."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest = hashlib.sha256(FORM)
     for library in ("torch", "transformers"):
         digest.update(version(library).encode())
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

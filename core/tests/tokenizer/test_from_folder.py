@@ -235,7 +235,9 @@ def test_code_of_the_repository_never_runs(folder: Path, trapped) -> None:
     assert not trapped()
 
 
-@pytest.mark.parametrize("text", [*CORPUS, "x" * 1000, " " * 500, "e\u0301" * 90, tiny_models.TURN_END * 50])
+@pytest.mark.parametrize(
+    "text", [*filter(None, CORPUS), "x" * 1000, " " * 500, "e\u0301" * 90, tiny_models.TURN_END * 50]
+)
 def test_the_floor_of_a_texts_length_is_one(folder: Path, text: str) -> None:
     tokenizer = tokenizer_from_folder(folder)
     assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))

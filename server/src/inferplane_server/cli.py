@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import sys
 from typing import Any
@@ -83,8 +84,7 @@ def serve(
     The port answers at once: /health says 503 until the model is loaded.
     """
     _set_log_level(options["log_level"])
-    if not all(name.strip() for name in options["served_model_names"]):
-        raise click.UsageError("--served-model-name must not be empty")
+    _check_server_options(options)
     settings = ServerSettings(
         api_keys=_all_keys(api_keys), chat_template=_template_text(chat_template), **options
     )
@@ -95,6 +95,15 @@ def serve(
     from inferplane_server.serving import serve_until_stopped
 
     sys.exit(serve_until_stopped(engine_args, settings))
+
+
+def _check_server_options(options: dict[str, Any]) -> None:
+    if not all(name.strip() for name in options["served_model_names"]):
+        raise click.UsageError("--served-model-name must not be empty")
+    if options["max_body_bytes"] < 1:
+        raise click.UsageError("--max-body-bytes must be at least 1, got 0: every request would be refused")
+    if math.isnan(options["drain_timeout_s"]):
+        raise click.UsageError("--drain-timeout-s must be a number of seconds, got nan")
 
 
 def _set_log_level(level: str) -> None:
