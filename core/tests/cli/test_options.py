@@ -35,7 +35,7 @@ def test_without_options_the_arguments_are_the_defaults(command):
 def test_options_reach_their_fields(command):
     _, args = command(
         "some/model", "--dtype", "float32", "--max-model-len", "77", "--kv-cache-bytes", "1.5MiB",
-        "--no-prefix-caching", "--trust-remote-code", "--tensor-parallel-size", "2", "--device", "x:1",
+        "--no-prefix-caching", "--tensor-parallel-size", "2", "--device", "x:1",
     )  # fmt: skip
     assert args == EngineArgs(
         model="some/model",
@@ -43,7 +43,6 @@ def test_options_reach_their_fields(command):
         max_model_len=77,
         kv_cache_bytes=3 * 2**19,
         enable_prefix_caching=False,
-        trust_remote_code=True,
         tensor_parallel_size=2,
         device="x:1",
     )

@@ -94,7 +94,6 @@ def test_of_two_settings_that_must_fit_the_open_one_follows(
         ("seed", "lucky"),
         ("seed", 2**63),
         ("enable_prefix_caching", 1),
-        ("trust_remote_code", "yes"),
         ("tensor_parallel_size", 3),
         ("model", 5),
         ("health_timeout_s", 0),

@@ -31,12 +31,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_an_unknown_architecture_is_refused_with_the_flag_and_the_place(folder: Path, name: str) -> None:
+def test_an_unknown_architecture_is_refused_with_the_place(folder: Path, name: str) -> None:
     (folder / name).write_text(json.dumps(PLACES[name]))
-    with pytest.raises(ModelLoadError, match=rf"Odd .*{name}: auto_map.*--trust-remote-code"):
-        refuse_unknown_code(folder, {"architectures": ["Odd"]}, known, trust_remote_code=False)
-    refuse_unknown_code(folder, {"architectures": ["LlamaForCausalLM"]}, known, trust_remote_code=False)
-    refuse_unknown_code(folder, {"architectures": ["Odd"]}, known, trust_remote_code=True)
+    with pytest.raises(ModelLoadError, match=rf"Odd .*{name}: auto_map.*never runs here"):
+        refuse_unknown_code(folder, {"architectures": ["Odd"]}, known)
+    refuse_unknown_code(folder, {"architectures": ["LlamaForCausalLM"]}, known)
     assert not (folder / "marker").exists()
 
 
@@ -44,10 +43,10 @@ def test_nested_configurations_are_searched(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(NESTED))
     assert remote_code_references(folder) == ("config.json: text_config: deep: auto_map",)
     with pytest.raises(ModelLoadError, match="text_config: deep: auto_map"):
-        refuse_unknown_code(folder, {}, known, trust_remote_code=False)
+        refuse_unknown_code(folder, {}, known)
 
 
 def test_a_model_without_code_is_none_of_our_business(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["Odd"]}')
     assert remote_code_references(folder) == ()
-    refuse_unknown_code(folder, {"architectures": ["Odd"]}, known, trust_remote_code=False)
+    refuse_unknown_code(folder, {"architectures": ["Odd"]}, known)

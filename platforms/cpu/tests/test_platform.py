@@ -105,15 +105,6 @@ def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...
     assert defaults["dtype"] == dtype
 
 
-def test_defaults_go_with_what_the_user_set() -> None:
-    """A running request gets a token in every step: the budget is never below the number of requests."""
-    platform = CpuPlatform()
-    small = platform.config_defaults(EngineArgs(max_num_batched_tokens=32), device(), "float32")
-    assert small["max_num_seqs"] == 32
-    many = platform.config_defaults(EngineArgs(max_num_seqs=4096), device(), "float32")
-    assert many["max_num_batched_tokens"] == 4096
-
-
 @pytest.mark.parametrize(
     ("cpuinfo", "name", "capabilities", "path"),
     [

@@ -35,9 +35,6 @@ class EngineArgs:
         "auto reads the checkpoint; dummy draws random weights, for benchmarks.",
         choices=("auto", "dummy"),
     )
-    trust_remote_code: bool = option(
-        False, "Model", "Allow code that a model repository ships. Without it such code never runs."
-    )
     device: str | None = option(
         None,
         "Device",

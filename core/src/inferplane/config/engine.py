@@ -37,7 +37,6 @@ class ModelConfig:
 class LoadConfig:
     load_format: str = "auto"
     """``auto`` reads the checkpoint; ``dummy`` draws random weights, for benchmarks."""
-    trust_remote_code: bool = False
     progress: bool = True
 
 

@@ -41,15 +41,13 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
     hf_config = open_checkpoint(source).hf_config
     if source.kind == "folder":
         known = known_architectures(plugins.models())
-        refuse_unknown_code(
-            source.path, hf_config, known.__contains__, trust_remote_code=args.trust_remote_code
-        )
+        refuse_unknown_code(source.path, hf_config, known.__contains__)
     checkpoint_dtype = _checkpoint_dtype(hf_config)
     args = _with_defaults(args, platform.config_defaults(args, device, checkpoint_dtype))
     config = EngineConfig(
         model=_model_config(args, str(source.path), hf_config, plugins),
         device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
-        load=LoadConfig(args.load_format, args.trust_remote_code, progress),
+        load=LoadConfig(args.load_format, progress),
         cache=CacheConfig(args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching),
         scheduler=SchedulerConfig(
             args.max_num_seqs or 256,

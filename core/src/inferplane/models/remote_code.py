@@ -30,21 +30,19 @@ def refuse_unknown_code(
     folder: Path,
     hf_config: Mapping[str, Any],
     is_known_architecture: Callable[[str], bool],
-    *,
-    trust_remote_code: bool,
 ) -> None:
     """Refuses a model that works only by its own code; an architecture that is known here needs none.
 
-    Raises `ModelLoadError` naming the flag that the code would need.
+    Raises `ModelLoadError` naming the places that refer to code.
     """
     architectures = hf_config.get("architectures") or []
     if any(isinstance(name, str) and is_known_architecture(name) for name in architectures):
         return
     references = remote_code_references(folder)
-    if references and not trust_remote_code:
+    if references:
         raise ModelLoadError(
             f"{folder}: architecture {', '.join(map(str, architectures)) or 'none'} is code of the model's repository "
-            f"({'; '.join(references)}), which does not run without --trust-remote-code"
+            f"({'; '.join(references)}), which never runs here; a plugin with a model of that name can serve it"
         )
 
 

@@ -23,8 +23,8 @@ class ReferencePlatform(Platform):
         return {
             "dtype": "float32",
             "block_size": 16,
-            "max_num_seqs": min(64, args.max_num_batched_tokens or 64),
-            "max_num_batched_tokens": max(1024, args.max_num_seqs or 0),
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 1024,
         }
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:

@@ -32,8 +32,8 @@ class CpuPlatform(Platform):
         return {
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
             "block_size": 16,
-            "max_num_seqs": min(128, args.max_num_batched_tokens or 128),
-            "max_num_batched_tokens": max(1024, args.max_num_seqs or 0),
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 1024,
         }
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:

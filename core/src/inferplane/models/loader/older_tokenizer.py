@@ -18,8 +18,8 @@ def convert_older_tokenizer(folder: Path) -> ConvertedTokenizer:
         raise ModelLoadError(f"{folder}: has no tokenizer.json (and none of {', '.join(_FILES)})")
     if "auto_map" in read_optional_json_table(folder / "tokenizer_config.json"):
         raise ModelLoadError(
-            f"{folder}: its tokenizer is code of the repository (auto_map in tokenizer_config.json), which only runs "
-            "with --trust-remote-code; add a tokenizer.json instead"
+            f"{folder}: its tokenizer is code of the repository (auto_map in tokenizer_config.json), which never "
+            "runs here; add a tokenizer.json instead"
         )
     try:
         from transformers import AutoTokenizer
