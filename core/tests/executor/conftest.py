@@ -15,7 +15,7 @@ from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, ParallelC
 # A plan's removed_request_ids carry orders to these workers: "raise@1" raises on rank 1 before its collective,
 # "late@1" after it, "die@1" ends the process instead; "@all" is meant for every rank.
 PLUGIN = """
-import os, socket, time
+import os, socket, sys, time
 from inferplane.api import API_VERSION, DeviceDescriptor, Platform, PluginManifest, Supported, hookimpl
 from inferplane.api.kv import FullAttentionSpec
 from inferplane.api.worker import Worker
@@ -83,7 +83,9 @@ class SocketWorker(Worker):
         return int.from_bytes(data)
 
     def load_model(self):
-        print("loading", self.rank)
+        # in one piece and at once: ranks share the stream, and a test reads it while they live
+        sys.stdout.write(f"loading {self.rank}" + os.linesep)
+        sys.stdout.flush()
         self._fail_if_asked("load_model")
 
     def kv_cache_specs(self):

@@ -117,7 +117,9 @@ def test_attention_backends_are_chosen_by_priority_support_and_name(
         PluginError, match=r"(?s)layer l0.*wide \(extra\): head_dim must be at least 128, not 64"
     ):
         plugins.choose_attention(layer(64), device, "float32", "wide")
-    with pytest.raises(PluginError, match=r"'narrow' is not installed.*reference.*wide"):
+    with pytest.raises(
+        PluginError, match=r"'narrow' .--attention-backend. is not installed.*reference.*wide"
+    ):
         plugins.choose_attention(layer(64), device, "float32", "narrow")
     with pytest.raises(PluginError, match="full attention only, not KVCacheSpec"):
         plugins.choose_attention(layer(64, KVCacheSpec(block_size=16)), device, "float32")
