@@ -24,9 +24,13 @@ every_distribution = pytest.mark.parametrize("distribution", distributions(), id
 
 
 def test_the_distributions_are_found():
-    assert {"inferplane", "inferplane-cpu", "inferplane-kernels-cpu", "inferplane-server"} <= {
-        d.name for d in distributions()
-    }
+    assert {
+        "inferplane",
+        "inferplane-cpu",
+        "inferplane-cuda",
+        "inferplane-kernels-cpu",
+        "inferplane-server",
+    } <= {d.name for d in distributions()}
 
 
 @every_distribution

@@ -24,6 +24,7 @@ TORCH_FREE_MODULES = [
     "inferplane.plugins",
     "inferplane.request",
     "inferplane_cpu.plugin",
+    "inferplane_cuda.plugin",
     "inferplane_server.plugin",
 ]
 TORCH_FREE_PACKAGES = [

@@ -1,0 +1,1 @@
+"""NVIDIA GPU platform plugin of InferPlane."""

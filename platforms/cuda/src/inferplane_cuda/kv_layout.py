@@ -1,0 +1,25 @@
+"""How keys and values lie in memory: one layout for every backend of the platform.
+
+``[2, num_blocks, block_size, num_kv_heads, head_dim]``, keys before values: each half is what FlashAttention takes as a
+cache with a block table, and a slot is one row of ``num_kv_heads * head_dim`` contiguous elements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inferplane.api.attention import AttentionLayer
+
+
+def allocate(
+    layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    shape = (2, num_blocks, layer.spec.block_size, layer.num_kv_heads, layer.head_dim)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def store(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Writes one row of k and v, ``[num_tokens, num_kv_heads, head_dim]``, into each slot ``[num_tokens]`` int64."""
+    slots = kv.flatten(1, 2)
+    slots[0].index_copy_(0, slot_mapping, k)
+    slots[1].index_copy_(0, slot_mapping, v)

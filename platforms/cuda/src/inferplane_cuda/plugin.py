@@ -1,0 +1,60 @@
+"""The CUDA platform's hooks. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from inferplane.api import DeviceDescriptor, Platform, PluginManifest, Supported, Unsupported, hookimpl
+from inferplane_cuda.nvml import DriverError, driver_version, read_gpus
+from inferplane_cuda.probing import PLATFORM, VISIBLE, probe
+
+if TYPE_CHECKING:
+    from inferplane.api.attention import AttentionBackend
+
+MANIFEST = PluginManifest(name=PLATFORM, api=(1, 0), provides=("platform",))
+
+
+@hookimpl
+def probe_devices() -> Supported | Unsupported:
+    return probe()
+
+
+@hookimpl
+def create_platform(device: DeviceDescriptor) -> Platform | None:
+    from inferplane_cuda.platform import CudaPlatform
+
+    return CudaPlatform() if device.platform == PLATFORM else None
+
+
+@hookimpl
+def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_cuda.torch_attention import TorchAttention
+
+    return [TorchAttention]
+
+
+@hookimpl
+def collect_env() -> Mapping[str, str]:
+    variables = (
+        VISIBLE,
+        "CUDA_DEVICE_ORDER",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "NCCL_NVLS_ENABLE",
+    )
+    try:
+        facts = {
+            "driver": driver_version(),
+            "GPUs": "; ".join(
+                f"{gpu.name}, compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}, "
+                f"{gpu.total_memory_bytes / 2**30:.0f} GiB"
+                for gpu in read_gpus()
+            ),
+        }
+    except DriverError as error:
+        facts = {"driver": str(error)}
+    return {**facts, **{name: os.environ[name] for name in variables if name in os.environ}}
