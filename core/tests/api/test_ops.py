@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from inferplane.api.ops import OPS
 
@@ -59,6 +62,71 @@ def test_silu_and_mul_has_the_gate_first(generator: torch.Generator, dtype: torc
     assert torch.equal(got, torch.nn.functional.silu(gate) * up)
 
 
+@DTYPES
+def test_gelu_tanh_and_mul_has_the_gate_first(generator: torch.Generator, dtype: torch.dtype) -> None:
+    gate, up = (torch.randn(50, 48, generator=generator).to(dtype) for _ in range(2))
+    got = OPS["gelu_tanh_and_mul"].reference(torch.cat([gate, up], dim=-1))
+    assert torch.equal(got, torch.nn.functional.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_experts_are_routed_and_run_as_in_transformers(generator: torch.Generator, renormalize: bool) -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=48,
+        moe_intermediate_size=40,
+        num_experts=16,
+        num_experts_per_tok=3,
+        norm_topk_prob=renormalize,
+    )
+    block = Qwen3MoeSparseMoeBlock(config)
+    for parameter in block.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    x = torch.randn(1, 50, 48, generator=generator)
+    logits, weights, ids = block.gate(x)
+    got_weights, got_ids = OPS["topk_softmax"].reference(logits, 3, renormalize)
+    assert torch.equal(got_ids, ids.int())
+    torch.testing.assert_close(got_weights, weights, rtol=1e-6, atol=1e-7)
+    w13, w2 = block.experts.gate_up_proj, block.experts.down_proj
+    got = OPS["fused_experts"].reference(x[0], got_weights, got_ids, w13, w2)
+    torch.testing.assert_close(got, block(x)[0], rtol=1e-5, atol=1e-5)
+    # experts on two ranks, whose results add up
+    parts = [
+        OPS["fused_experts"].reference(
+            x[0], got_weights, got_ids, w13[part], w2[part], first_expert=part.start
+        )
+        for part in (slice(0, 7), slice(7, 16))
+    ]
+    torch.testing.assert_close(sum(parts), got, rtol=1e-5, atol=1e-5)
+
+
+def test_clamped_swiglu_and_biases_as_in_transformers(generator: torch.Generator) -> None:
+    config = GptOssConfig(
+        hidden_size=48, intermediate_size=40, num_local_experts=5, num_experts_per_tok=2, swiglu_limit=0.5
+    )
+    experts = GptOssExperts(config)
+    for parameter in experts.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    x = torch.randn(50, 48, generator=generator)
+    weights, ids = OPS["topk_softmax"].reference(torch.randn(50, 5, generator=generator), 2, True)
+    # transformers has gate and up in turns and the matrices transposed
+    w13, bias = (
+        torch.cat([stacked[..., ::2], stacked[..., 1::2]], -1)
+        for stacked in (experts.gate_up_proj, experts.gate_up_proj_bias)
+    )
+    got = OPS["fused_experts"].reference(
+        x,
+        weights,
+        ids,
+        w13.transpose(1, 2),
+        experts.down_proj.transpose(1, 2),
+        activation="clamped_swiglu",
+        w13_bias=bias,
+        w2_bias=experts.down_proj_bias,
+        swiglu_limit=0.5,
+    )
+    torch.testing.assert_close(got, experts(x, ids.long(), weights), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 @DTYPES
 def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) -> None:
@@ -68,7 +136,9 @@ def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) ->
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
     got, want, repeated = (op.reference(*arguments) for arguments in (inputs, wide, again))
     relative, absolute = op.tolerances[dtype]
-    for one, other, same in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want, repeated))):
-        assert one.dtype == dtype
+    dtypes = {"topk_softmax": (torch.float32, torch.int32)}.get(op.name, (dtype, dtype))
+    results = (r if isinstance(r, tuple) else (r,) for r in (got, want, repeated))
+    for one, other, same, result_dtype in zip(*results, dtypes):
+        assert one.dtype == result_dtype
         assert torch.equal(one, same)
-        torch.testing.assert_close(one.double(), other, rtol=relative, atol=absolute)
+        torch.testing.assert_close(one.double(), other.double(), rtol=relative, atol=absolute)

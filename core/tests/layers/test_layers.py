@@ -13,6 +13,7 @@ from inferplane.api.comm import Communicator
 from inferplane.api.model import BuildContext
 from inferplane.layers import (
     ColumnParallelLinear,
+    GatedActivation,
     Layer,
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -20,7 +21,6 @@ from inferplane.layers import (
     ReplicatedLinear,
     RMSNorm,
     RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
     walk_layers,
 )
@@ -183,7 +183,7 @@ def test_rms_norm_adds_the_residual_first():
 
 
 def test_silu_and_mul_gates_the_second_half():
-    act = run_ranks(1, lambda comm: SiluAndMul(_context(comm)))[0]
+    act = run_ranks(1, lambda comm: GatedActivation(_context(comm)))[0]
     gate, up = torch.randn(2, 3, 5)
     assert_close(act(torch.cat([gate, up], -1)), torch.nn.functional.silu(gate) * up)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch
-from inferplane.api.ops import OpTable
+from inferplane.api.ops import OPS, OpTable
 from inferplane.models.registry import build_model
 from inferplane.models.weights import dummy_tensors, weight_slots
 from model_harness import DenseLinear, GatherAttention, make_context, read_config
@@ -66,7 +66,9 @@ def _counted_context(hf_config: dict[str, Any], calls: Counter[str]) -> BuildCon
 
     return replace(
         make_context(hf_config, choose_linear=choose),
-        ops=OpTable({name: once(name, answer) for name, answer in ops.items()}),
+        ops=OpTable(
+            {name: once(name, ops[name]) if name in ops else op.reference for name, op in OPS.items()}
+        ),
         choose_attention=lambda layer: attention,
     )
 

@@ -3,6 +3,8 @@
 from inferplane.layers import (
     Attention,
     ColumnParallelLinear,
+    GatedActivation,
+    GatedMLP,
     Layer,
     Linear,
     MergedColumnParallelLinear,
@@ -12,7 +14,6 @@ from inferplane.layers import (
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
     WeightSlot,
     walk_layers,
@@ -24,6 +25,8 @@ from inferplane.models.weights import load_weights
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "GatedActivation",
+    "GatedMLP",
     "Layer",
     "Linear",
     "MergedColumnParallelLinear",
@@ -35,7 +38,6 @@ __all__ = [
     "RopeConfig",
     "RotaryEmbedding",
     "RowParallelLinear",
-    "SiluAndMul",
     "VocabParallelEmbedding",
     "WeightSlot",
     "load_weights",

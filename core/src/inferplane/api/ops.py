@@ -65,6 +65,9 @@ class OpTable:
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     silu_and_mul: Callable[..., torch.Tensor]
+    gelu_tanh_and_mul: Callable[..., torch.Tensor]
+    topk_softmax: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    fused_experts: Callable[..., torch.Tensor]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if missing := OPS.keys() - functions.keys():
@@ -150,3 +153,98 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of ``gate_up: [..., 2 * dim]`` with the gate in the first half. Returns ``[..., dim]``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
+
+
+@_op(lambda g, dtype: (_randn(g, dtype, 7, 2 * 48),))
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up`` with the tanh form of GELU (arXiv:1606.08415); shapes as in `silu_and_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def _topk_softmax_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    # no two logits of a row are equal in any dtype, or the choice would be open
+    logits = torch.stack([torch.randperm(16, generator=g) for _ in range(7)]) / 4 - 2
+    return logits.to(dtype), 4, True
+
+
+@_op(_topk_softmax_inputs)
+def topk_softmax(logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``top_k`` experts of each token and their softmax probabilities, largest first, equal ones in any order.
+
+    ``logits: [num_tokens, num_experts]``, softmax in float32. With ``renormalize`` each row's probabilities are
+    divided by their sum. Returns ``(weights [num_tokens, top_k] float32, ids [num_tokens, top_k] int32)``.
+    """
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    weights, ids = logits.softmax(-1, dtype=wide).topk(top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, ids.int()
+
+
+def _fused_experts_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    num_tokens, num_experts, hidden, inner = 9, 5, 32, 24
+    ids = torch.stack([torch.randperm(num_experts, generator=g)[:2] for _ in range(num_tokens)]).int()
+    weights = torch.rand(num_tokens, 2, generator=g).softmax(-1)
+    w13 = _randn(g, dtype, num_experts, 2 * inner, hidden) * hidden**-0.5
+    w2 = _randn(g, dtype, num_experts, hidden, inner) * inner**-0.5
+    return _randn(g, dtype, num_tokens, hidden), weights, ids, w13, w2
+
+
+@_op(_fused_experts_inputs)
+def fused_experts(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    activation: str = "silu",
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    first_expert: int = 0,
+    swiglu_alpha: float = 1.702,
+    swiglu_limit: float = 7.0,
+) -> torch.Tensor:
+    """Each token through its experts, gated feed-forward networks, summed by its weights.
+
+    ``x: [num_tokens, hidden]``, ``topk_weights: [num_tokens, top_k]`` float32, ``topk_ids: [num_tokens, top_k]`` int32
+    (no id twice in a row), ``w13: [num_experts, 2 * inner, hidden]`` with the gate's rows first, ``w2: [num_experts,
+    hidden, inner]``, ``w13_bias: [num_experts, 2 * inner]``, ``w2_bias: [num_experts, hidden]``. The tensors hold the
+    experts from ``first_expert`` on; an id of any other expert adds nothing, because another rank has it.
+    ``activation`` is one of `EXPERT_ACTIVATIONS`; ``swiglu_alpha`` and ``swiglu_limit`` belong to ``clamped_swiglu``.
+    Returns ``[num_tokens, hidden]`` in x's dtype, summed over experts in float32.
+
+    This reference asks the host which experts were chosen, and so cannot be captured in a graph.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    out = torch.zeros(x.shape, dtype=wide, device=x.device)
+    local_ids = topk_ids - first_expert
+    for expert in local_ids.unique().tolist():
+        if not 0 <= expert < w13.shape[0]:
+            continue
+        rows, columns = (local_ids == expert).nonzero(as_tuple=True)
+        gate_up = torch.nn.functional.linear(
+            x[rows], w13[expert], None if w13_bias is None else w13_bias[expert]
+        )
+        inner = _gate(gate_up, activation, swiglu_alpha, swiglu_limit)
+        y = torch.nn.functional.linear(inner, w2[expert], None if w2_bias is None else w2_bias[expert])
+        out.index_add_(0, rows, y.to(wide) * topk_weights[rows, columns].to(wide).unsqueeze(-1))
+    return out.to(x.dtype)
+
+
+EXPERT_ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
+"""``act(gate) * up``; clamped_swiglu is ``g * sigmoid(alpha * g) * (u + 1)`` with g the gate clamped from above and u
+the up clamped from both sides at the limit."""
+
+
+def _gate(gate_up: torch.Tensor, activation: str, alpha: float, limit: float) -> torch.Tensor:
+    if activation == "silu":
+        return silu_and_mul(gate_up)
+    if activation == "gelu_tanh":
+        return gelu_tanh_and_mul(gate_up)
+    if activation == "clamped_swiglu":
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+    raise ValueError(f"activation {activation!r} should be one of {', '.join(EXPERT_ACTIVATIONS)}")

@@ -1,6 +1,6 @@
 """Layers: what models are made of. Each knows its checkpoint tensors, its share of them, and who computes."""
 
-from inferplane.layers.activation import SiluAndMul
+from inferplane.layers.activation import GatedActivation
 from inferplane.layers.attention import Attention
 from inferplane.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from inferplane.layers.layer import Layer, WeightSlot, walk_layers
@@ -12,12 +12,15 @@ from inferplane.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from inferplane.layers.mlp import GatedMLP
 from inferplane.layers.norm import RMSNorm
 from inferplane.layers.rope import RotaryEmbedding
 
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "GatedActivation",
+    "GatedMLP",
     "Layer",
     "Linear",
     "MergedColumnParallelLinear",
@@ -27,7 +30,6 @@ __all__ = [
     "ReplicatedLinear",
     "RotaryEmbedding",
     "RowParallelLinear",
-    "SiluAndMul",
     "VocabParallelEmbedding",
     "WeightSlot",
     "walk_layers",

@@ -6,13 +6,24 @@ import torch
 
 from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer
+from inferplane.models.errors import ModelLoadError
 
 
-class SiluAndMul(Layer):
-    """``silu(gate) * up`` where the input has both side by side, as `MergedColumnParallelLinear` makes them."""
+class GatedActivation(Layer):
+    """``act(gate) * up`` where the input has both side by side, as `MergedColumnParallelLinear` makes them."""
 
-    def __init__(self, ctx: BuildContext) -> None:
-        self._op = ctx.ops.silu_and_mul
+    def __init__(self, ctx: BuildContext, name: str = "silu") -> None:
+        """``name`` as configurations write it. Raises `ModelLoadError` naming one that is not known."""
+        ops = {
+            "silu": ctx.ops.silu_and_mul,
+            "gelu_tanh": ctx.ops.gelu_tanh_and_mul,
+            "gelu_pytorch_tanh": ctx.ops.gelu_tanh_and_mul,
+        }
+        if name not in ops:
+            raise ModelLoadError(
+                f"hidden_act {name!r} is not known for a gated block; known: {', '.join(ops)}"
+            )
+        self._op = ops[name]
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, 2 * size] -> [num_tokens, size]``"""

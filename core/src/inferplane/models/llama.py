@@ -16,14 +16,13 @@ from inferplane.api.attention import AttentionLayer
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.layers import (
     Attention,
+    GatedMLP,
     Layer,
-    MergedColumnParallelLinear,
     ParallelLMHead,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
-    SiluAndMul,
     VocabParallelEmbedding,
     walk_layers,
 )
@@ -127,19 +126,6 @@ class LlamaAttention(Layer):
         return self.o_proj(self.attention(q, k, v, batch).flatten(1))
 
 
-class LlamaMLP(Layer):
-    def __init__(self, ctx: BuildContext, prefix: str, settings: Settings) -> None:
-        hidden, inner, bias = settings.hidden_size, settings.intermediate_size, settings.has_mlp_bias
-        self.gate_up_proj = MergedColumnParallelLinear(
-            ctx, prefix, hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias
-        )
-        self.act = SiluAndMul(ctx)
-        self.down_proj = RowParallelLinear(ctx, f"{prefix}.down_proj", inner, hidden, bias=bias)
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(hidden)))
-
-
 class LlamaDecoderLayer(Layer):
     """Takes and returns ``(hidden, residual)``, whose sum is left to the next norm, which makes both in one op."""
 
@@ -148,7 +134,9 @@ class LlamaDecoderLayer(Layer):
         self.input_layernorm = RMSNorm(ctx, f"{prefix}.input_layernorm", size, eps)
         self.self_attn = LlamaAttention(ctx, f"{prefix}.self_attn", settings, rope)
         self.post_attention_layernorm = RMSNorm(ctx, f"{prefix}.post_attention_layernorm", size, eps)
-        self.mlp = LlamaMLP(ctx, f"{prefix}.mlp", settings)
+        self.mlp = GatedMLP(
+            ctx, f"{prefix}.mlp", size, settings.intermediate_size, bias=settings.has_mlp_bias
+        )
 
     def __call__(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
