@@ -16,6 +16,7 @@ from inferplane.api.comm import Communicator
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.model import Model
 from inferplane.layers import Linear, walk_layers
+from inferplane.layers.layer import WeightSlot
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.registry import build_model
 from inferplane.models.weights import dummy_tensors, weight_slots
@@ -251,3 +252,9 @@ class TestDummy:
         model = build_model(make_context(read_config(tied)))
         model.load_weights(dummy_tensors(weight_slots(model)))
         assert _logits(model).isfinite().all()
+
+    def test_of_a_stack_of_matrices_is_noise_in_every_one(self):
+        slot = WeightSlot("experts.gate_up", (3, 8, 16), copy=lambda tensor: None)
+        [(_, tensor)] = dummy_tensors([slot], device="cpu")
+        assert tensor.shape == slot.shape
+        assert len(tensor.flatten(0, 1).unique(dim=0)) == 24

@@ -48,6 +48,8 @@ class AttentionInputs:
     slot_mapping: torch.Tensor
     """[num_tokens] int64, on the device: ``block_id * block_size + offset`` of each token of this step."""
     block_size: int
+    for_graph: bool = False
+    """Whether metadata is wanted for a graph: see `AttentionBackend.graph_safe`."""
 
 
 class AttentionBackend(ABC):
@@ -56,6 +58,15 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among backends that support a layer the highest wins."""
+    graph_safe: ClassVar[bool] = False
+    """Whether `forward` may be recorded in a graph, for steps in which each request has one token.
+
+    Then `build_metadata` is also called with ``inputs.for_graph``: the tensors of these inputs stay where they are and
+    get new contents before each replay; ``query_lens_host`` is 1 for each, and ``seq_lens_host`` is the longest that a
+    request can get. What is built must hold for any contents, so it may keep those tensors and derive nothing from
+    their values; what a step's values decide is made in `refresh_metadata`. Rows without a request have a sequence of
+    length 1 in a block that nobody else uses.
+    """
 
     @classmethod
     @abstractmethod
@@ -75,6 +86,11 @@ class AttentionBackend(ABC):
     def build_metadata(self, inputs: AttentionInputs) -> Any:
         """Once a step and KV group, before the layers run. Whatever it returns goes to `forward` as is."""
         return inputs
+
+    def refresh_metadata(self, metadata: Any, inputs: AttentionInputs) -> None:
+        """Before each replay of a graph that was recorded with ``metadata``: ``inputs`` has the same tensors, whose
+        contents of this step are queued, and this step's host lists. Changes tensors of the metadata in place."""
+        return
 
     @abstractmethod
     def forward(

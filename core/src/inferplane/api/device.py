@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,8 +77,88 @@ class MemoryInfo:
     """What may still be allocated, limits of containers included."""
 
 
+class Event(ABC):
+    """A point in the work queued on a device."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Blocks the calling thread until everything queued before the point is done; raises what that work raised.
+        May be called more than once."""
+
+
+class HostCopy(Event):
+    """A tensor on its way to host memory."""
+
+    @abstractmethod
+    def tensor(self) -> torch.Tensor:
+        """The copy, complete: waits for it first."""
+
+
+class Graph(ABC):
+    """Work that was recorded once and is launched as a whole."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Queues the recorded work, which reads and writes the very tensors that it was recorded with."""
+
+
+class GraphBackend(ABC):
+    """Records what a device does, so that it can be launched again without the host's work for each kernel."""
+
+    @abstractmethod
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Records ``run``, which the backend may call several times before (compilation, tuning) and while it records.
+
+        ``run`` synchronises with nothing, gives its results by writing tensors that exist already, and its work does
+        not depend on the host's values. What it allocates in between belongs to memory that all graphs of a backend
+        share: only one of them runs at a time, so a ladder of graphs that begins with the largest needs no more than
+        that one. Raises RuntimeError for what cannot be recorded.
+        """
+
+
+class CallAgain(GraphBackend):
+    """Records nothing: a replay calls the function again. For tests of whoever uses graphs."""
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        run()
+        return _CallAgainGraph(run)
+
+
+class _CallAgainGraph(Graph):
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+
+    def replay(self) -> None:
+        self._run()
+
+
+class _WholeQueue(Event):
+    """The point "now", for runtimes that have no finer event: waiting for it waits for all queued work."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+
+    def wait(self) -> None:
+        self._runtime.synchronize()
+
+
+class _DoneCopy(HostCopy):
+    def __init__(self, copied: torch.Tensor) -> None:
+        self._copied = copied
+
+    def wait(self) -> None:
+        return
+
+    def tensor(self) -> torch.Tensor:
+        return self._copied
+
+
 class DeviceRuntime(ABC):
-    """Moves bytes to and from one device, and sets it up for a worker."""
+    """Moves bytes to and from one device, and sets it up for a worker.
+
+    A vendor must write `set_up` and `memory`. Everything below them has a default that is right for any device that
+    torch can address; overriding them makes copies asynchronous, memory exact and steps cheap for the host.
+    """
 
     descriptor: DeviceDescriptor
     torch_device: torch.device
@@ -109,3 +189,37 @@ class DeviceRuntime(ABC):
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory that is complete on return."""
         return tensor.to("cpu")
+
+    def pin(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A zeroed tensor in host memory, of the kind that the device copies from and to without the host's help."""
+        import torch
+
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def copy_to_device(self, out: torch.Tensor, host: torch.Tensor) -> None:
+        """Copies a host tensor into one on the device, in the order of the queued work; may be asynchronous, so the
+        host's may change only after an event that was recorded behind the copy."""
+        out.copy_(host, non_blocking=True)
+
+    def to_host_async(self, tensor: torch.Tensor) -> HostCopy:
+        """Queues a copy to host memory. The tensor may be changed by work that is queued later."""
+        return _DoneCopy(self.to_host(tensor))
+
+    def record_event(self) -> Event:
+        """The point that the queued work has now reached."""
+        return _WholeQueue(self)
+
+    def graphs(self) -> GraphBackend | None:
+        """A new recorder of graphs with memory of its own; None where the device has no such thing."""
+        return None
+
+    def measure_peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Calls ``run`` and returns how far its tensors, at their most, exceeded what was allocated before; memory that
+        the allocator would keep for reuse is given back afterwards. None, with nothing called, where that is not known.
+        """
+        return None
+
+    def profile(self, run: Callable[[], None]) -> str | None:
+        """Calls ``run`` under the device's profiler; returns a report for people: the share of the time in which the
+        device was busy, and its most expensive kernels. None, with nothing called, where there is no profiler."""
+        return None

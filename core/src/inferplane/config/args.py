@@ -32,8 +32,12 @@ class EngineArgs:
     load_format: str = option(
         "auto",
         "Model",
-        "auto reads the checkpoint; dummy draws random weights, for benchmarks.",
-        choices=("auto", "dummy"),
+        "auto reads the checkpoint; safetensors and gguf insist on that kind; dummy draws random weights for a folder "
+        "that needs no more than a config.json.",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    skip_tokenizer_init: bool = option(
+        False, "Model", "Read no tokenizer: prompts are token ids and outputs have no text."
     )
     device: str | None = option(
         None,

@@ -36,7 +36,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class LoadConfig:
     load_format: str = "auto"
-    """``auto`` reads the checkpoint; ``dummy`` draws random weights, for benchmarks."""
+    """``auto`` reads the checkpoint; ``safetensors`` and ``gguf`` insist on a kind; ``dummy`` draws random weights."""
     progress: bool = True
 
 

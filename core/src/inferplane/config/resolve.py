@@ -38,7 +38,7 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
     device = plugins.select_device(args.device)
     platform = plugins.platform(device)
     source = resolve_model(args.model, revision=args.revision, progress=progress)
-    hf_config = open_checkpoint(source).hf_config
+    hf_config = open_checkpoint(source, args.load_format).hf_config
     if source.kind == "folder":
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, known.__contains__)

@@ -13,6 +13,7 @@ from inferplane.engine.input_processor import InputProcessor
 from inferplane.engine.output_processor import OutputProcessor
 
 if TYPE_CHECKING:
+    from inferplane.models.source import ModelSource
     from inferplane.plugins import PluginSet
     from inferplane.tokenizer import Tokenizer
 
@@ -33,12 +34,12 @@ class FrontEnd:
     @classmethod
     def open(cls, args: EngineArgs, config: EngineConfig, plugins: PluginSet) -> FrontEnd:
         """Reads the tokenizer and the sampling defaults of the model. Raises `ModelLoadError`."""
-        from inferplane.models.loader import load_generation_config, load_tokenizer
+        from inferplane.models.loader import load_generation_config
         from inferplane.models.source import ModelSource
 
         path = Path(config.model.path)
         source = ModelSource(config.model.model, "folder" if path.is_dir() else "gguf", path)
-        tokenizer = load_tokenizer(source)
+        tokenizer = _tokenizer(args, source)
         defaults = (
             sampling_defaults(load_generation_config(source)) if args.generation_config == "auto" else {}
         )
@@ -57,3 +58,14 @@ class FrontEnd:
         """The length that the engine, once its memory is known, really serves."""
         self.config = replace(self.config, model=replace(self.config.model, max_model_len=max_model_len))
         self.inputs.max_model_len = max_model_len
+
+
+def _tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer:
+    from inferplane.models.loader import has_tokenizer, ids_only_tokenizer, load_tokenizer
+
+    if args.skip_tokenizer_init:
+        return ids_only_tokenizer(source)
+    if args.load_format == "dummy" and not has_tokenizer(source):
+        logger.info("%s has no tokenizer: prompts are token ids, and outputs have no text", source.path)
+        return ids_only_tokenizer(source)
+    return load_tokenizer(source)

@@ -95,7 +95,7 @@ def load_model(
 
     model = build_model(ctx, plugin_models)
     if ctx.config.load.load_format == "dummy":
-        model.load_weights(dummy_tensors(weight_slots(model), ctx.config.seed))
+        model.load_weights(dummy_tensors(weight_slots(model), ctx.config.seed, ctx.device))
     else:
         model.load_weights(checkpoint.tensors(progress=progress))
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 import torch
 
@@ -107,21 +108,27 @@ def _listing(faults: dict[str, list[str]]) -> str:
     return "; ".join(lines)
 
 
-def dummy_tensors(slots: Sequence[WeightSlot], seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Small random values for every required slot, the same for the same name, shape and seed.
+def dummy_tensors(
+    slots: Sequence[WeightSlot], seed: int = 0, device: torch.device | str = "cpu"
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Small random values for every required slot, on ``device``; the same for the same name, shape and seed.
 
-    Rows are windows on one short pool of noise, so that a model of any size is drawn in no time and no memory.
-    Vectors called ``weight`` are scales of norms and lie around 1.
+    Rows are windows on one short pool of noise, which lies on the device: so a model of any size is drawn as fast as
+    it can be copied there, and without memory of its own. Vectors called ``weight`` are scales of norms, around 1.
     """
     needed = [slot for slot in slots if slot.is_required]
-    longest = max((slot.shape[0] + slot.shape[-1] for slot in needed), default=0)
+    longest = max((sum(_rows_and_columns(slot)) for slot in needed), default=0)
     pool_size = max(1 << 20, 2 * longest)
-    pool = torch.randn(pool_size, generator=torch.Generator().manual_seed(seed)) * 0.02
+    pool = torch.randn(pool_size, generator=torch.Generator().manual_seed(seed)).mul_(0.02).to(device)
     for slot in needed:
-        rows, columns = (1, *slot.shape)[-2:]
+        rows, columns = _rows_and_columns(slot)
         room = pool_size - columns - rows
         step = 1 + room // (2 * rows)
         start = zlib.crc32(slot.name.encode()) % (1 + room - (step - 1) * rows)
         noise = pool.as_strided((rows, columns), (step, 1), start).reshape(slot.shape)
         is_scale = len(slot.shape) == 1 and slot.name.endswith(".weight")
         yield slot.name, noise + 1 if is_scale else noise
+
+
+def _rows_and_columns(slot: WeightSlot) -> tuple[int, int]:
+    return prod(slot.shape[:-1]), slot.shape[-1]

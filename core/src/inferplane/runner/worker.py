@@ -53,7 +53,8 @@ class ModelWorker(Worker):
 
         started = time.perf_counter()
         ctx = self.build_context()
-        checkpoint = open_checkpoint(resolve_model(self.config.model.path, progress=False))
+        source = resolve_model(self.config.model.path, progress=False)
+        checkpoint = open_checkpoint(source, self.config.load.load_format)
         show_progress = self.config.load.progress and self.is_sampling
         with torch.inference_mode():
             self._model = load_model(ctx, checkpoint, show_progress, self.context.plugins.models()).eval()

@@ -36,7 +36,10 @@ def tokenizer_from_folder(
     _add_missing_tokens(backend, config, special)
     templates = {"default": chat_template} if chat_template else templates_of_folder(path)
     return Tokenizer(
-        backend, special_tokens=special_tokens, eos_token_ids=_eos_token_ids(path), chat_templates=templates
+        backend,
+        special_tokens=special_tokens,
+        eos_token_ids=eos_token_ids_of_folder(path),
+        chat_templates=templates,
     )
 
 
@@ -102,7 +105,7 @@ def _added_token(fields: Mapping[str, Any]) -> tokenizers.AddedToken:
     )
 
 
-def _eos_token_ids(path: Path) -> tuple[int, ...]:
+def eos_token_ids_of_folder(path: Path) -> tuple[int, ...]:
     """Of the generation settings; where they name none, of the model's configuration."""
     for name in ("generation_config.json", "config.json"):
         value = read_optional_json_table(path / name).get("eos_token_id")

@@ -7,17 +7,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inferplane.models.errors import ModelLoadError
 from inferplane.models.loader.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from inferplane.models.source import ModelSource
     from inferplane.tokenizer import Tokenizer
 
-__all__ = ["Checkpoint", "load_generation_config", "load_tokenizer", "open_checkpoint"]
+__all__ = [
+    "LOAD_FORMATS",
+    "Checkpoint",
+    "has_tokenizer",
+    "ids_only_tokenizer",
+    "load_generation_config",
+    "load_tokenizer",
+    "open_checkpoint",
+]
 
 
-def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """Reads headers and configuration. Raises `ModelLoadError` naming the file and the field or tensor at fault."""
+def open_checkpoint(source: ModelSource, load_format: str = "auto") -> Checkpoint:
+    """Reads headers and configuration. Raises `ModelLoadError` naming the file and the field or tensor at fault, or
+    the format that was asked for and is not there."""
+    stored = "gguf" if source.kind == "gguf" else "safetensors"
+    if load_format not in ("auto", "dummy", stored):
+        raise ModelLoadError(
+            f"{source.path}: is a {stored} model, but load_format is {load_format}: leave it out, or name another model"
+        )
+    if load_format == "dummy" and source.kind == "folder":
+        from inferplane.models.loader.config_folder import ConfigFolder
+
+        return ConfigFolder(source.path)
     if source.kind == "gguf":
         from inferplane.models.loader.gguf import GGUFFile
 
@@ -44,6 +63,23 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
     from inferplane.models.loader.older_tokenizer import convert_older_tokenizer
 
     return tokenizer_from_folder(source.path, template, converted=convert_older_tokenizer(source.path))
+
+
+def ids_only_tokenizer(source: ModelSource) -> Tokenizer:
+    """Stands in for the tokenizer; knows the ids that end an answer as far as the model's configuration tells them."""
+    from inferplane.tokenizer.from_folder import eos_token_ids_of_folder
+    from inferplane.tokenizer.ids_only import IdsOnlyTokenizer
+
+    if source.kind == "gguf":
+        return IdsOnlyTokenizer(load_tokenizer(source).eos_token_ids)
+    return IdsOnlyTokenizer(eos_token_ids_of_folder(source.path))
+
+
+def has_tokenizer(source: ModelSource) -> bool:
+    from inferplane.models.loader.older_tokenizer import OLDER_FILES
+
+    names = ("tokenizer.json", *OLDER_FILES)
+    return source.kind == "gguf" or any((source.path / name).is_file() for name in names)
 
 
 def load_generation_config(source: ModelSource) -> dict[str, Any]:

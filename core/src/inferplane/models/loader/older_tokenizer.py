@@ -8,14 +8,14 @@ from inferplane.models.errors import ModelLoadError
 from inferplane.models.json_file import read_optional_json_table
 from inferplane.tokenizer.from_folder import ROLES, ConvertedTokenizer
 
-_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "tiktoken.model", "vocab.txt")
+OLDER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
 def convert_older_tokenizer(folder: Path) -> ConvertedTokenizer:
     """Raises `ModelLoadError` that says which files would do. No code of the folder runs."""
-    older = [name for name in _FILES if (folder / name).is_file()]
+    older = [name for name in OLDER_FILES if (folder / name).is_file()]
     if not older:
-        raise ModelLoadError(f"{folder}: has no tokenizer.json (and none of {', '.join(_FILES)})")
+        raise ModelLoadError(f"{folder}: has no tokenizer.json (and none of {', '.join(OLDER_FILES)})")
     if "auto_map" in read_optional_json_table(folder / "tokenizer_config.json"):
         raise ModelLoadError(
             f"{folder}: its tokenizer is code of the repository (auto_map in tokenizer_config.json), which never "
