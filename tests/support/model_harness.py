@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.comm import Communicator, SoloCommunicator
+from inferplane.api.kv import ChunkedLocalSpec, KVCacheSpec, SlidingWindowSpec
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
@@ -43,12 +44,15 @@ class DenseLinear(LinearKernel):
 
 
 class GatherAttention(AttentionBackend):
-    """Gathers a request's keys and values and attends with an explicit mask, one request after another."""
+    """Gathers a request's keys and values and attends with an explicit mask, one request after another.
+
+    It keeps every token, and knows windows, chunks, soft caps and sinks.
+    """
 
     name = "gather"
 
     @classmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         return None
 
     @classmethod
@@ -69,6 +73,8 @@ class GatherAttention(AttentionBackend):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: AttentionInputs,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kv[0, metadata.slot_mapping], kv[1, metadata.slot_mapping] = k, v
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -77,11 +83,27 @@ class GatherAttention(AttentionBackend):
             slots = _slots(metadata.block_table[index], metadata.block_size, length)
             keys, values = kv[:, slots].repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=2)
             scores = torch.einsum("qhd,khd->hqk", q[start : start + num_new], keys) * layer.scale
-            is_future = torch.arange(length) > torch.arange(length - num_new, length).unsqueeze(1)
-            weights = scores.masked_fill(is_future, -torch.inf).softmax(-1)
+            if layer.soft_cap is not None:
+                scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+            scores = scores.masked_fill(_is_hidden(layer.spec, length, num_new), -torch.inf)
+            total = scores.logsumexp(-1, keepdim=True)
+            if sinks is not None:
+                total = torch.logaddexp(total, sinks.view(-1, 1, 1))
+            weights = (scores - total).exp().to(q.dtype)
             out[start : start + num_new] = torch.einsum("hqk,khd->qhd", weights, values)
             start += num_new
         return out
+
+
+def _is_hidden(spec: KVCacheSpec, length: int, num_new: int) -> torch.Tensor:
+    """``[num_new, length]``: which tokens the last ones do not see."""
+    queries, keys = torch.arange(length - num_new, length).unsqueeze(1), torch.arange(length)
+    is_hidden = keys > queries
+    if isinstance(spec, SlidingWindowSpec):
+        is_hidden |= queries - keys >= spec.window
+    if isinstance(spec, ChunkedLocalSpec):
+        is_hidden |= queries // spec.chunk != keys // spec.chunk
+    return is_hidden
 
 
 def _slots(block_table: torch.Tensor, block_size: int, length: int) -> torch.Tensor:

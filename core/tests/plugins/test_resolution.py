@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inferplane.api import DeviceDescriptor
-from inferplane.api.attention import AttentionLayer
+from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
 from inferplane.api.linear import LinearShape
 from inferplane.api.ops import OPS
@@ -34,8 +34,9 @@ def attention_backends(device):
     class Wide(AttentionBackend):
         name, priority = "wide", 500
         @classmethod
-        def unsupported_reason(cls, layer, dtype):
-            return None if layer.head_dim >= 128 else f"head_dim must be at least 128, not {layer.head_dim}"
+        def unsupported_reason(cls, query):
+            head_dim = query.layer.head_dim
+            return None if head_dim >= 128 else f"head_dim must be at least 128, not {head_dim}"
         @classmethod
         def allocate_kv(cls, layer, num_blocks, dtype, device): ...
         def forward(self, *args): ...
@@ -57,9 +58,10 @@ def ops_plugin(name: str, op: str = "rms_norm", priority: int = 0, reason: str =
     return OPS_PLUGIN.format(name=name, op=op, priority=priority, reason=reason)
 
 
-def layer(head_dim: int = 64, spec: KVCacheSpec | None = None) -> AttentionLayer:
+def query(device: DeviceDescriptor, head_dim: int = 64, spec: KVCacheSpec | None = None) -> AttentionQuery:
     spec = spec or FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=head_dim, dtype="float32")
-    return AttentionLayer(name="l0", num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=0.1, spec=spec)
+    layer = AttentionLayer(name="l0", num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=0.1, spec=spec)
+    return AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=device)
 
 
 @pytest.fixture
@@ -110,19 +112,19 @@ def test_attention_backends_are_chosen_by_priority_support_and_name(
 ) -> None:
     toys.install("extra", BACKENDS_PLUGIN)
     plugins = load_plugins()
-    assert plugins.choose_attention(layer(128), device, "float32").name == "wide"
-    assert plugins.choose_attention(layer(64), device, "float32").name == "reference"
-    assert plugins.choose_attention(layer(128), device, "float32", "reference").name == "reference"
+    assert plugins.choose_attention(query(device, 128)).name == "wide"
+    assert plugins.choose_attention(query(device, 64)).name == "reference"
+    assert plugins.choose_attention(query(device, 128), "reference").name == "reference"
     with pytest.raises(
         PluginError, match=r"(?s)layer l0.*wide \(extra\): head_dim must be at least 128, not 64"
     ):
-        plugins.choose_attention(layer(64), device, "float32", "wide")
+        plugins.choose_attention(query(device, 64), "wide")
     with pytest.raises(
         PluginError, match=r"'narrow' .--attention-backend. is not installed.*reference.*wide"
     ):
-        plugins.choose_attention(layer(64), device, "float32", "narrow")
-    with pytest.raises(PluginError, match="full attention only, not KVCacheSpec"):
-        plugins.choose_attention(layer(64, KVCacheSpec(block_size=16)), device, "float32")
+        plugins.choose_attention(query(device, 64), "narrow")
+    with pytest.raises(PluginError, match=r"FullAttentionSpec, .*not of KVCacheSpec"):
+        plugins.choose_attention(query(device, 64, KVCacheSpec(block_size=16)))
 
 
 def test_linear_kernels(toys: ToyIndex, device: DeviceDescriptor) -> None:

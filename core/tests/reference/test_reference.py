@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from inferplane.api.attention import AttentionInputs, AttentionLayer
-from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
 from inferplane.api.linear import LinearShape
 from inferplane.config import EngineArgs
 from inferplane.plugins import PluginError, load_plugins
@@ -45,17 +46,56 @@ def test_its_linear_kernel() -> None:
         plugins.choose_linear(LinearShape("test", 5, 3, torch.int8, has_bias=False), device)
 
 
-def test_its_attention_by_hand() -> None:
+def sees_all(query: int, key: int) -> bool:
+    return True
+
+
+def is_within_3(query: int, key: int) -> bool:
+    return query - key < 3
+
+
+def is_in_its_chunk_of_3(query: int, key: int) -> bool:
+    return query // 3 == key // 3
+
+
+@pytest.mark.parametrize("sinks", [None, (0.5, -1.0)])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+@pytest.mark.parametrize(
+    ("spec_class", "extra", "sees", "lost_block"),
+    [
+        (FullAttentionSpec, {}, sees_all, None),
+        (SlidingWindowSpec, {"window": 3}, is_within_3, None),
+        (ChunkedLocalSpec, {"chunk": 3}, is_in_its_chunk_of_3, 0),
+    ],
+)
+def test_its_attention_by_hand(
+    spec_class: type[AttentionSpec],
+    extra: dict[str, int],
+    sees: Callable[[int, int], bool],
+    lost_block: int | None,
+    soft_cap: float | None,
+    sinks: tuple[float, float] | None,
+) -> None:
     """Two requests in one step: a decode and the second part of a prompt, in blocks out of order, NaN all around."""
-    spec = FullAttentionSpec(block_size=2, num_kv_heads=1, head_dim=2, dtype="float32")
-    layer = AttentionLayer(name="layer", num_heads=2, num_kv_heads=1, head_dim=2, scale=0.5, spec=spec)
-    kv = ReferenceAttention.allocate_kv(layer, 6, torch.float32, torch.device("cpu"))
-    assert kv.numel() * kv.element_size() == 6 * spec.block_bytes
+    spec = spec_class(block_size=2, num_kv_heads=1, head_dim=2, dtype="float32", **extra)
+    layer = AttentionLayer(
+        name="layer",
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=2,
+        scale=0.5,
+        spec=spec,
+        soft_cap=soft_cap,
+        has_sinks=sinks is not None,
+    )
+    kv = ReferenceAttention.allocate_kv(layer, 7, torch.float32, torch.device("cpu"))
+    assert kv.numel() * kv.element_size() == 7 * spec.block_bytes
     kv.fill_(math.nan)
     generator = torch.Generator().manual_seed(0)
-    keys = [torch.randn(length, 2, generator=generator) for length in (3, 5)]
-    values = [torch.randn(length, 2, generator=generator) for length in (3, 5)]
-    table = torch.tensor([[4, 1, 0], [0, 5, 2]], dtype=torch.int32)
+    lengths = (4, 7)
+    keys = [torch.randn(length, 2, generator=generator) for length in lengths]
+    values = [torch.randn(length, 2, generator=generator) for length in lengths]
+    table = torch.tensor([[4, 1, 0, 0], [0, 5, 2, 6]], dtype=torch.int32)
     backend = ReferenceAttention()
 
     def step(spans: list[tuple[int, int]], q: torch.Tensor) -> torch.Tensor:
@@ -79,16 +119,23 @@ def test_its_attention_by_hand() -> None:
         )
         k = torch.cat([keys[i][start:end] for i, (start, end) in enumerate(spans)]).unsqueeze(1)
         v = torch.cat([values[i][start:end] for i, (start, end) in enumerate(spans)]).unsqueeze(1)
-        return backend.forward(layer, q, k, v, kv, backend.build_metadata(inputs))
+        of_heads = None if sinks is None else torch.tensor(sinks)
+        return backend.forward(layer, q, k, v, kv, backend.build_metadata(inputs), sinks=of_heads)
 
-    step([(0, 2), (0, 2)], torch.randn(4, 2, 2, generator=generator))
+    step([(0, 3), (0, 4)], torch.randn(7, 2, 2, generator=generator))
+    if lost_block is not None:  # which no token sees any more
+        kv[:, table[1, lost_block]] = math.nan
     q = torch.randn(4, 2, 2, generator=generator)
-    got = step([(2, 3), (2, 5)], q)
+    got = step([(3, 4), (4, 7)], q)
 
-    positions = [(0, 2), (1, 2), (1, 3), (1, 4)]
+    positions = [(0, 3), (1, 4), (1, 5), (1, 6)]
     for row, (request, position) in enumerate(positions):
+        seen = [t for t in range(position + 1) if sees(position, t)]
         for head in range(2):
-            scores = [0.5 * float(q[row, head] @ keys[request][t]) for t in range(position + 1)]
+            scores = [0.5 * float(q[row, head] @ keys[request][t]) for t in seen]
+            if soft_cap is not None:
+                scores = [soft_cap * math.tanh(score / soft_cap) for score in scores]
             weights = [math.exp(score) for score in scores]
-            want = sum(w / sum(weights) * values[request][t] for t, w in enumerate(weights))
+            total = sum(weights) + (0.0 if sinks is None else math.exp(sinks[head]))
+            want = sum(w / total * values[request][t] for t, w in zip(seen, weights))
             torch.testing.assert_close(got[row, head], want)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from inferplane.api import DeviceDescriptor
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
 from inferplane.plugins import load_plugins
 from inferplane_cpu.attention import CpuPagedAttention
@@ -134,9 +135,17 @@ def test_it_takes_the_bytes_that_its_spec_says(dtype: str, block_size: int) -> N
 
 def test_what_it_does_not_do() -> None:
     layer = make_layer("l", "float32", 16)
-    assert CpuPagedAttention.unsupported_reason(layer, "float32") is None
-    assert "not in float64" in (CpuPagedAttention.unsupported_reason(layer, "float64") or "")
-    other = AttentionLayer(
-        name="l", num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=KVCacheSpec(block_size=16)
-    )
-    assert "full attention only" in (CpuPagedAttention.unsupported_reason(other, "float32") or "")
+    half = torch.bfloat16
+
+    def reason(layer: AttentionLayer, dtype: torch.dtype = half, kv_dtype: torch.dtype = half) -> str | None:
+        device = DeviceDescriptor("cpu", 0, "", 0)
+        return CpuPagedAttention.unsupported_reason(
+            AttentionQuery(layer=layer, dtype=dtype, kv_dtype=kv_dtype, device=device)
+        )
+
+    assert reason(layer) is None
+    assert "not in torch.float64" in (reason(layer, dtype=torch.float64) or "")
+    assert "not in torch.int8" in (reason(layer, kv_dtype=torch.int8) or "")
+    assert "not KVCacheSpec" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
+    assert "soft cap" in (reason(replace(layer, soft_cap=30.0)) or "")
+    assert "sinks" in (reason(replace(layer, has_sinks=True)) or "")

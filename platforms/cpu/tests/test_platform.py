@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inferplane.api import CapabilitySet, DeviceDescriptor
-from inferplane.api.attention import AttentionLayer
+from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.config import EngineArgs, EngineConfig
 from inferplane.api.kv import FullAttentionSpec
 from inferplane.api.linear import LinearShape
@@ -80,7 +80,8 @@ def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
     assert all(d.chosen.plugin == "cpu" for d in plugins.op_decisions(found, torch.float32))
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
     layer = AttentionLayer(name="l", num_heads=4, num_kv_heads=2, head_dim=64, scale=0.1, spec=spec)
-    assert plugins.choose_attention(layer, found, "float32").name == "cpu_paged"
+    query = AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=found)
+    assert plugins.choose_attention(query).name == "cpu_paged"
     shape = LinearShape("w", 64, 64, torch.float32, has_bias=False)
     assert plugins.choose_linear(shape, found).name == "cpu_packed"
     reference = plugins.select_device("reference")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import torch
 
+    from inferplane.api.device import DeviceDescriptor
     from inferplane.api.kv import KVCacheSpec
 
 
@@ -23,6 +24,23 @@ class AttentionLayer:
     scale: float
     """Factor on q·k before the softmax."""
     spec: KVCacheSpec
+    """What is kept, and which earlier tokens a token sees: `KVCacheSpec.first_visible_token`."""
+    soft_cap: float | None = None
+    """Scores become ``soft_cap * tanh(score / soft_cap)`` after scaling (arXiv:2408.00118)."""
+    has_sinks: bool = False
+    """Whether each head has a learned logit that joins the softmax's denominator; `forward` gets them as ``sinks``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionQuery:
+    """What a backend is asked whether it can serve."""
+
+    layer: AttentionLayer
+    dtype: torch.dtype
+    """Of q, k and v."""
+    kv_dtype: torch.dtype
+    """Of what is stored."""
+    device: DeviceDescriptor
 
 
 @dataclass(kw_only=True)
@@ -32,6 +50,9 @@ class AttentionInputs:
     Requests lie one after another in the token dimension; request i owns the rows
     ``query_start[i]`` to ``query_start[i + 1]`` of q, k and v, which are the tokens
     ``seq_lens[i] - query_len(i)`` to ``seq_lens[i]`` of its sequence. Attention is causal.
+
+    In a group whose tokens do not see all earlier ones, blocks that no token of this step sees may be gone: their
+    entries in the block table are some valid ids, and what lies there may be anything, NaN included.
     """
 
     num_reqs: int
@@ -70,8 +91,11 @@ class AttentionBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
-        """None when the backend can serve the layer, block size included; else why not, for ``plugins explain``."""
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        """None when the backend can serve the layer, block size included; else why not, for ``plugins explain``.
+
+        A backend that does not know the spec's class, ``soft_cap`` or sinks must say so: the layer would be wrong.
+        """
 
     @classmethod
     @abstractmethod
@@ -101,9 +125,12 @@ class AttentionBackend(ABC):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: Any,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Stores k and v, then attends.
 
         Shapes: ``q: [num_tokens, num_heads, head_dim]``, ``k, v: [num_tokens, num_kv_heads, head_dim]``, ``kv`` as
-        from `allocate_kv`. Returns ``[num_tokens, num_heads, head_dim]`` in q's dtype. q, k and v are not changed.
+        from `allocate_kv`, ``sinks: [num_heads]`` float32 exactly when the layer has them. Returns
+        ``[num_tokens, num_heads, head_dim]`` in q's dtype. q, k and v are not changed.
         """

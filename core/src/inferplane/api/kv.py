@@ -23,8 +23,13 @@ class KVCacheSpec:
         raise NotImplementedError(f"{type(self).__name__} must say how many bytes a block takes")
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a request of this many tokens holds."""
+        """Blocks that this many tokens fill."""
         return -(-num_tokens // self.block_size)
+
+    def first_visible_token(self, position: int) -> int:
+        """The earliest token whose cached content the token at ``position`` needs; what lies before it is read by
+        no token from there on."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,37 @@ class AttentionSpec(KVCacheSpec):
 @dataclass(frozen=True, kw_only=True)
 class FullAttentionSpec(AttentionSpec):
     """Keys and values of every token, for as long as the request lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowSpec(AttentionSpec):
+    """A token sees itself and the ``window - 1`` tokens before it (arXiv:2004.05150)."""
+
+    window: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "window")
+
+    def first_visible_token(self, position: int) -> int:
+        return max(0, position - self.window + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLocalSpec(AttentionSpec):
+    """The sequence is cut into chunks of ``chunk`` tokens; a token sees the earlier ones of its own chunk only."""
+
+    chunk: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "chunk")
+
+    def first_visible_token(self, position: int) -> int:
+        return position // self.chunk * self.chunk
+
+
+def _check_positive(spec: KVCacheSpec, name: str) -> None:
+    if (value := getattr(spec, name)) < 1:
+        raise ValueError(f"{type(spec).__name__}.{name} must be at least 1 token, got {value}")
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from inferplane.api.attention import AttentionLayer
-from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.layer import Layer
 
 
 class Attention(Layer):
-    """Causal attention over all earlier tokens. ``num_heads`` and ``num_kv_heads`` count this rank's."""
+    """Causal attention. ``num_heads`` and ``num_kv_heads`` count this rank's."""
 
     def __init__(
         self,
@@ -22,25 +25,33 @@ class Attention(Layer):
         num_kv_heads: int,
         head_dim: int,
         scale: float | None = None,
+        window: int | None = None,
+        chunk: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out."""
-        spec = FullAttentionSpec(
-            block_size=ctx.config.cache.block_size,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype=ctx.config.model.dtype,
-        )
+        """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out.
+
+        A token sees all earlier ones; with ``window`` itself and the ``window - 1`` before it; with ``chunk`` those of
+        its own chunk of so many tokens. ``sinks: [num_heads]`` float32 is kept as it is, to be filled at loading.
+        """
+        if window is not None and chunk is not None:
+            raise ValueError(
+                f"{prefix}: an attention layer has a window ({window}) or a chunk ({chunk}), not both"
+            )
         self.description = AttentionLayer(
             name=prefix,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
-            spec=spec,
+            spec=_spec(ctx, num_kv_heads, head_dim, window, chunk),
+            soft_cap=soft_cap,
+            has_sinks=sinks is not None,
         )
         self.backend = ctx.choose_attention(self.description)
         self._name = prefix
-        self._forward = self.backend.forward
+        self._forward = self.backend.forward if sinks is None else partial(self.backend.forward, sinks=sinks)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
@@ -51,3 +62,19 @@ class Attention(Layer):
         """
         name = self._name
         return self._forward(self.description, q, k, v, batch.kv[name], batch.metadata[name])
+
+
+def _spec(
+    ctx: BuildContext, num_kv_heads: int, head_dim: int, window: int | None, chunk: int | None
+) -> AttentionSpec:
+    shape: dict[str, Any] = {
+        "block_size": ctx.config.cache.block_size,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "dtype": ctx.config.model.dtype,
+    }
+    if window is not None:
+        return SlidingWindowSpec(window=window, **shape)
+    if chunk is not None:
+        return ChunkedLocalSpec(chunk=chunk, **shape)
+    return FullAttentionSpec(**shape)

@@ -20,7 +20,7 @@ from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
 if TYPE_CHECKING:
     import torch
 
-    from inferplane.api.attention import AttentionBackend, AttentionLayer
+    from inferplane.api.attention import AttentionBackend, AttentionQuery
     from inferplane.api.linear import LinearKernel, LinearShape
     from inferplane.api.ops import OpTable
     from inferplane.plugins.decision import Decision
@@ -172,23 +172,17 @@ class PluginSet:
     def attention_backends(self, device: DeviceDescriptor) -> list[type[AttentionBackend]]:
         return [backend for _, backends in self.collect("attention_backends", device) for backend in backends]
 
-    def attention_decision(
-        self, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None = None
-    ) -> Decision:
+    def attention_decision(self, query: AttentionQuery, name: str | None = None) -> Decision:
         from inferplane.plugins import resolution
 
-        return resolution.decide_attention(
-            self.collect("attention_backends", device), layer, device, dtype, name
-        )
+        return resolution.decide_attention(self.collect("attention_backends", query.device), query, name)
 
-    def choose_attention(
-        self, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None = None
-    ) -> type[AttentionBackend]:
+    def choose_attention(self, query: AttentionQuery, name: str | None = None) -> type[AttentionBackend]:
         """The backend for one layer: the one called ``name`` when given, else the best that supports it.
 
         Raises `PluginError` when the named one is unknown or no backend supports the layer, with the reasons.
         """
-        return self.attention_decision(layer, device, dtype, name).chosen.implementation
+        return self.attention_decision(query, name).chosen.implementation
 
     # -- what plugins contribute by name
 

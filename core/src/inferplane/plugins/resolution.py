@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionQuery
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OPS, OpImpl, OpQuery, OpTable
@@ -53,9 +53,7 @@ def decide_linear(offers: Offers, shape: LinearShape, device: DeviceDescriptor) 
     return decide(subject, candidates, device.platform)
 
 
-def decide_attention(
-    offers: Offers, layer: AttentionLayer, device: DeviceDescriptor, dtype: str, name: str | None
-) -> Decision:
+def decide_attention(offers: Offers, query: AttentionQuery, name: str | None) -> Decision:
     """With ``name`` only the backend of that name is considered. Raises `PluginError` when there is none."""
     backends = _classes(offers, AttentionBackend)
     known = ", ".join(sorted(backend.name for _, backend in backends))
@@ -63,16 +61,15 @@ def decide_attention(
         backends = [(plugin, backend) for plugin, backend in backends if backend.name == name]
         if not backends:
             raise PluginError(
-                f"attention backend {name!r} (--attention-backend) is not installed for platform {device.platform!r}; "
-                f"there are: {known}"
+                f"attention backend {name!r} (--attention-backend) is not installed for platform "
+                f"{query.device.platform!r}; there are: {known}"
             )
     candidates = [
-        Candidate(
-            backend.name, plugin, backend.priority, ask(backend.unsupported_reason, layer, dtype), backend
-        )
+        Candidate(backend.name, plugin, backend.priority, ask(backend.unsupported_reason, query), backend)
         for plugin, backend in backends
     ]
-    return decide(f"attention layer {layer.name} ({dtype})", candidates, device.platform)
+    dtype = str(query.dtype).removeprefix("torch.")
+    return decide(f"attention layer {query.layer.name} ({dtype})", candidates, query.device.platform)
 
 
 def _classes(offers: Offers, base: type) -> list[tuple[str, Any]]:

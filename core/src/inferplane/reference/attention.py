@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
-from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
 
 
 class ReferenceAttention(AttentionBackend):
@@ -20,9 +22,10 @@ class ReferenceAttention(AttentionBackend):
     priority = -1000
 
     @classmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
-        if type(layer.spec) is not FullAttentionSpec:
-            return f"computes full attention only, not {type(layer.spec).__name__}"
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        if type(query.layer.spec) not in _SPECS:
+            known = ", ".join(spec.__name__ for spec in _SPECS)
+            return f"computes attention of {known}, not of {type(query.layer.spec).__name__}"
         return None
 
     @classmethod
@@ -40,32 +43,69 @@ class ReferenceAttention(AttentionBackend):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: Any,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         inputs: AttentionInputs = metadata
+        spec = layer.spec
         kv.flatten(1, 2)[0, inputs.slot_mapping] = k
         kv.flatten(1, 2)[1, inputs.slot_mapping] = v
         out = torch.empty_like(q)
         start = 0
         for index, (query_len, seq_len) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
-            blocks = inputs.block_table[index, : layer.spec.num_blocks_for(seq_len)].long()
-            keys, values = kv[:, blocks].flatten(1, 2)[:, :seq_len]
+            first_seen = [
+                spec.first_visible_token(position) for position in range(seq_len - query_len, seq_len)
+            ]
+            # what lies before may be gone, and must not be read even to be multiplied by zero
+            first_block = first_seen[0] // spec.block_size
+            first_token = first_block * spec.block_size
+            blocks = inputs.block_table[index, first_block : spec.num_blocks_for(seq_len)].long()
+            keys, values = kv[:, blocks].flatten(1, 2)[:, first_seen[0] - first_token : seq_len - first_token]
             rows = slice(start, start + query_len)
-            out[rows] = attend(q[rows], keys, values, layer.scale)
+            out[rows] = attend(
+                q[rows],
+                keys,
+                values,
+                layer.scale,
+                num_hidden=torch.tensor(first_seen, device=q.device) - first_seen[0],
+                soft_cap=layer.soft_cap,
+                sinks=sinks,
+            )
             start += query_len
         return out
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention of the last queries of one sequence over all of it.
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    num_hidden: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of the last queries of a run of tokens over all of it.
 
-    ``q: [query_len, num_heads, head_dim]``, ``k, v: [seq_len, num_kv_heads, head_dim]`` with num_heads a multiple of
-    num_kv_heads; query i stands at position ``seq_len - query_len + i``. Returns q's shape and dtype.
+    ``q: [query_len, num_heads, head_dim]``, ``k, v: [num_keys, num_kv_heads, head_dim]`` with num_heads a multiple of
+    num_kv_heads; query i stands with key ``num_keys - query_len + i`` and does not see the first ``num_hidden[i]``
+    keys. ``sinks: [num_heads]``. Returns q's shape and dtype.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     queries_per_kv_head = q.shape[1] // k.shape[1]
     keys, values = (x.to(wide).repeat_interleave(queries_per_kv_head, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
-    query_positions = torch.arange(k.shape[0] - q.shape[0], k.shape[0], device=q.device)
-    is_future = torch.arange(k.shape[0], device=q.device) > query_positions.unsqueeze(1)
-    weights = scores.masked_fill(is_future, float("-inf")).softmax(dim=-1)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    key_index = torch.arange(k.shape[0], device=q.device)
+    own = torch.arange(k.shape[0] - q.shape[0], k.shape[0], device=q.device).unsqueeze(1)
+    is_hidden = key_index > own
+    if num_hidden is not None:
+        is_hidden |= key_index < num_hidden.unsqueeze(1)
+    scores = scores.masked_fill(is_hidden, float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        of_sinks = sinks.to(wide).view(-1, 1, 1).expand(-1, q.shape[0], 1)
+        weights = torch.cat([scores, of_sinks], dim=-1).softmax(dim=-1)[..., :-1]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

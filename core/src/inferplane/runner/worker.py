@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.api.model import BuildContext, Model
@@ -80,9 +80,9 @@ class ModelWorker(Worker):
         )
 
     def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:
-        plugins, config = self.context.plugins, self.config
-        name = config.device.attention_backend
-        return plugins.choose_attention(layer, self.context.device, config.model.dtype, name)
+        dtype = getattr(torch, self.config.model.dtype)
+        query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=dtype, device=self.context.device)
+        return self.context.plugins.choose_attention(query, self.config.device.attention_backend)
 
     @property
     def model(self) -> Model:

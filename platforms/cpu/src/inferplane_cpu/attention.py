@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
-from inferplane.api.kv import DTYPE_BYTES, FullAttentionSpec
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
+from inferplane.api.kv import FullAttentionSpec
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention
 from inferplane_kernels_cpu.paged_attention import Scratch, allocate_kv, paged_attention, store_kv
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StepMetadata:
@@ -46,11 +48,15 @@ class CpuPagedAttention(AttentionBackend):
         self._scratch = Scratch()
 
     @classmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        layer = query.layer
         if type(layer.spec) is not FullAttentionSpec:
             return f"computes full attention only, not {type(layer.spec).__name__}"
-        if dtype not in DTYPE_BYTES:
-            return f"computes in {', '.join(DTYPE_BYTES)}, not in {dtype}"
+        if layer.soft_cap is not None or layer.has_sinks:
+            return "knows neither soft caps nor sinks"
+        for dtype in (query.dtype, query.kv_dtype):
+            if dtype not in _DTYPES:
+                return f"computes in {', '.join(map(str, _DTYPES))}, not in {dtype}"
         return None
 
     @classmethod
@@ -70,6 +76,8 @@ class CpuPagedAttention(AttentionBackend):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: StepMetadata,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         plan = metadata.plan(kv, layer.num_heads)
         store_kv(k, v, kv, plan)

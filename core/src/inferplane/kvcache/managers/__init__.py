@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from inferplane.kvcache.managers.base import GroupManager
 from inferplane.kvcache.managers.full_attention import FullAttentionManager
 
 __all__ = ["BUILTIN_MANAGERS", "FullAttentionManager", "GroupManager", "manager_class_for"]
 
-BUILTIN_MANAGERS: Mapping[type[KVCacheSpec], type[GroupManager]] = {FullAttentionSpec: FullAttentionManager}
+BUILTIN_MANAGERS: Mapping[type[KVCacheSpec], type[GroupManager]] = {
+    FullAttentionSpec: FullAttentionManager,
+    SlidingWindowSpec: FullAttentionManager,
+    ChunkedLocalSpec: FullAttentionManager,
+}
 
 
 def manager_class_for(
