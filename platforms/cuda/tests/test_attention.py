@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from attention_steps import ragged_inputs
-from inferplane.api.attention import AttentionBackend, AttentionLayer
+from inferplane.api import DeviceDescriptor
+from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
 from inferplane.reference.attention import ReferenceAttention
 from inferplane_cuda.torch_attention import TorchAttention
@@ -73,8 +75,14 @@ def test_it_takes_the_bytes_that_its_spec_says(block_size: int) -> None:
 
 def test_what_it_does_not_do() -> None:
     layer = make_layer(torch.float32, 16)
-    assert TorchAttention.unsupported_reason(layer, "float32") is None
-    other = AttentionLayer(
-        name="l", num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=KVCacheSpec(block_size=16)
-    )
-    assert "full attention only" in (TorchAttention.unsupported_reason(other, "float32") or "")
+
+    def reason(layer: AttentionLayer) -> str | None:
+        device = DeviceDescriptor("cuda", 0, "", 0)
+        return TorchAttention.unsupported_reason(
+            AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=device)
+        )
+
+    assert reason(layer) is None
+    assert "full attention only" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
+    assert "soft caps" in (reason(replace(layer, soft_cap=30.0)) or "")
+    assert "sinks" in (reason(replace(layer, has_sinks=True)) or "")

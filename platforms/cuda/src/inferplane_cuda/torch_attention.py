@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec
 from inferplane_cuda.kv_layout import allocate, store
 
@@ -19,9 +19,12 @@ class TorchAttention(AttentionBackend):
     priority = 0
 
     @classmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        layer = query.layer
         if type(layer.spec) is not FullAttentionSpec:
             return f"computes full attention only, not {type(layer.spec).__name__}"
+        if layer.soft_cap is not None or layer.has_sinks:
+            return "knows neither soft caps nor sinks"
         return None
 
     @classmethod
@@ -38,6 +41,8 @@ class TorchAttention(AttentionBackend):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: Any,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         inputs: AttentionInputs = metadata
         store(k, v, kv, inputs.slot_mapping)
