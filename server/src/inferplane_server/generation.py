@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from inferplane.api.engine import Engine
 from inferplane.engine.output import CompletionDelta, RequestDelta
 from inferplane.request import FinishReason, PositionLogprobs, SamplingParams
-from inferplane_server.engine_protocol import Engine
 from inferplane_server.errors import engine_failure
 from inferplane_server.metrics import ServerMetrics
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from inferplane.api.engine import Engine
 from inferplane_server.app import create_app
-from inferplane_server.engine_protocol import Engine
+from inferplane_server.contributed import contributed_routers
 from inferplane_server.http_protocol import BoundedHttpProtocol
 from inferplane_server.service import Service
 from inferplane_server.settings import ServerSettings
@@ -34,7 +35,7 @@ class _Uvicorn(uvicorn.Server):
 
 class HttpServer:
     def __init__(self, engine: Engine, settings: ServerSettings, listener: socket.socket) -> None:
-        app = create_app(engine, settings)
+        app = create_app(engine, settings, contributed_routers(engine))
         self._service: Service = app.state.service
         self._settings = settings
         self._listener = listener

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from inferplane.api.engine import Engine
 from inferplane.engine.errors import EngineDeadError
-from inferplane_server.engine_protocol import Engine
 from inferplane_server.errors import ApiError, unavailable
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+from inferplane.api.engine import Engine
 from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
 from inferplane.tokenizer import ChatTemplateError, Tokenizer
 from inferplane.tokenizer.chat_template import ChatTemplate
-from inferplane_server.engine_protocol import Engine
 from inferplane_server.errors import invalid
 from inferplane_server.protocol.chat import ChatFields
 from inferplane_server.protocol.completions import RawPrompt

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from inferplane_server.engine_protocol import Engine
+from inferplane.api.engine import Engine
 from inferplane_server.errors import ApiError
 from inferplane_server.lifecycle import Lifecycle
 from inferplane_server.logprobs import TokenTexts

@@ -15,7 +15,8 @@ from inferplane.api.device import (
     Supported,
     Unsupported,
 )
-from inferplane.api.hookspecs import CommandSpec, hookimpl
+from inferplane.api.diagnosis import Diagnostic, Health
+from inferplane.api.hookspecs import CommandSpec, OptionSpec, hookimpl
 from inferplane.api.manifest import API_VERSION, PluginManifest
 from inferplane.api.platform import Platform
 
@@ -26,11 +27,14 @@ __all__ = [
     "Communicator",
     "DeviceDescriptor",
     "DeviceRuntime",
+    "Diagnostic",
+    "Health",
     "Event",
     "Graph",
     "GraphBackend",
     "HostCopy",
     "MemoryInfo",
+    "OptionSpec",
     "Platform",
     "PluginManifest",
     "ProcessGroup",

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from inferplane.api.device import DeviceDescriptor, Supported, Unsupported
+from inferplane.api.diagnosis import Diagnostic
 
 if TYPE_CHECKING:
     import torch
 
     from inferplane.api.attention import AttentionBackend
+    from inferplane.api.config import EngineConfig
+    from inferplane.api.kv import KVCacheSpec
+    from inferplane.api.kv_manager import GroupManager
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
     from inferplane.api.platform import Platform
@@ -44,6 +48,22 @@ class CommandSpec:
     """``module:attribute`` of a click command."""
     help: str
     """One line for the listing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSpec:
+    """A setting of a plugin's own. It is an option of every command that starts an engine, and a key of
+    ``LLM(plugin_options={…})``; what was set stands in `EngineConfig.plugin_options` under its name.
+    """
+
+    name: str
+    """Begins with the plugin's name and an underscore, so that no two can collide: ``example_level`` of ``example``."""
+    help: str
+    """One sentence."""
+    kind: type[str] | type[int] | type[float] | type[bool] = str
+    default: str | int | float | bool | None = None
+    choices: tuple[str, ...] = ()
+    """Of a text: all that it may be; empty where anything goes."""
 
 
 @hookspec
@@ -90,6 +110,67 @@ def logits_processors() -> Mapping[str, str]:  # type: ignore[empty-body]
     """Named logits processors, each as ``"module:factory"`` of a `LogitsProcessorFactory`.
 
     A request asks for one by name in ``SamplingParams.logits_processors``.
+    """
+
+
+@hookspec
+def kv_cache_specs() -> Mapping[type[KVCacheSpec], type[GroupManager]]:  # type: ignore[empty-body]
+    """Kinds of KV cache that the plugin's models declare, each with the class that manages its blocks.
+
+    A manager also serves the specs that derive from its own, unless one of them has a nearer one. Called where the
+    scheduler lives.
+    """
+
+
+@hookspec
+def executors() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Ways to run the ranks of a model by name, each as ``"module:Class"`` of an `Executor`
+    (`inferplane.api.executor`), which is made with ``(config, progress)``. ``--executor`` names one."""
+
+
+@hookspec
+def model_sources() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Places that models are fetched from, by the scheme that MODEL begins with (``"s3"`` of ``s3://bucket/model``),
+    each as ``"module:function"`` of a `ModelFetcher` (`inferplane.api.loading`)."""
+
+
+@hookspec
+def weight_loaders() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Ways to read a model's weights by the name that ``--load-format`` takes, each as ``"module:function"`` of a
+    `WeightLoader` (`inferplane.api.loading`). Configuration and tokenizer still come from MODEL's folder."""
+
+
+@hookspec
+def engine_options() -> Sequence[OptionSpec]:  # type: ignore[empty-body]
+    """Settings of the plugin's own, for the command line and for `LLM`."""
+
+
+@hookspec
+def validate_config(config: EngineConfig, device: DeviceDescriptor) -> None:
+    """Raises `ConfigError` (`inferplane.api.config`) for a configuration that the plugin cannot serve.
+
+    Called before weights are loaded, after the platform's own check. Any other exception counts as the plugin's fault.
+    """
+
+
+@hookspec
+def stat_loggers() -> Sequence[str]:  # type: ignore[empty-body]
+    """Classes that want the engine's figures now and then, each as ``"module:Class"`` of a `StatLogger`
+    (`inferplane.api.stats`), which is made with the configuration. Used where an engine serves (not by `LLM`)."""
+
+
+@hookspec
+def endpoints() -> Sequence[str]:  # type: ignore[empty-body]
+    """Routes for ``inferplane serve``, each as ``"module:function"`` that takes the `Engine`
+    (`inferplane.api.engine`) and returns a ``fastapi.APIRouter``. They are guarded by the API keys like any other, and
+    must not take a path that the server has."""
+
+
+@hookspec
+def diagnose() -> Sequence[Diagnostic]:  # type: ignore[empty-body]
+    """What ``inferplane plugins doctor`` should know: driver, libraries, permissions, memory, each with its mend.
+
+    Called in a process of its own that is ended when it takes too long; it may touch the device.
     """
 
 

@@ -13,9 +13,9 @@ from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 
 if TYPE_CHECKING:
     from inferplane.api.platform import Platform
+    from inferplane.api.providers import Providers
     from inferplane.config import EngineConfig
     from inferplane.plan import StepPlan, StepResult
-    from inferplane.plugins import PluginSet
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WorkerContext:
     config: EngineConfig
     platform: Platform
     device: DeviceDescriptor
-    plugins: PluginSet
+    plugins: Providers
     group: ProcessGroup
 
 

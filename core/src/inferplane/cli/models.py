@@ -33,5 +33,6 @@ def list_models(as_json: bool) -> None:
 def pull(model: str) -> None:
     """Fetch MODEL (default: the demo model) into the cache ahead of time, and print where it lies."""
     from inferplane.models.source import resolve_model
+    from inferplane.plugins import load_plugins
 
-    click.echo(resolve_model(model).path)
+    click.echo(resolve_model(model, fetchers=load_plugins().model_sources()).path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from inferplane.api.hookspecs import OptionSpec
 from inferplane.config.args import EngineArgs
 
 _UNITS = {
@@ -64,17 +65,43 @@ class GroupedCommand(click.Command):
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the MODEL argument and one option for each engine setting; it receives ``engine_args``."""
-    engine_fields = [f for f in fields(EngineArgs) if f.name != "model"]
+    """Gives a command the MODEL argument and one option for each engine setting, those that installed plugins declare
+    among them; it receives ``engine_args``."""
+    engine_fields = [f for f in fields(EngineArgs) if f.name not in ("model", "plugin_options")]
+    declared = _plugin_options()
 
     @functools.wraps(command)
     def with_engine_args(*args: Any, **kwargs: Any) -> Any:
         values = {f.name: kwargs.pop(f.name) for f in engine_fields}
+        values["plugin_options"] = {spec.name: kwargs.pop(spec.name) for spec in declared}
         return command(*args, engine_args=EngineArgs(model=kwargs.pop("model"), **values), **kwargs)
 
+    for spec in reversed(declared):
+        with_engine_args = _plugin_option(spec)(with_engine_args)
     for engine_field in reversed(engine_fields):
         with_engine_args = _option(engine_field)(with_engine_args)
     return click.argument("model", required=False, metavar="[MODEL]")(with_engine_args)
+
+
+def _plugin_options() -> list[OptionSpec]:
+    from inferplane.plugins import load_plugins
+
+    return list(load_plugins(quiet=True).engine_options().values())
+
+
+def _plugin_option(spec: OptionSpec) -> Callable[..., Any]:
+    flag = "--" + spec.name.replace("_", "-")
+    settings: dict[str, Any] = {
+        "cls": GroupedOption,
+        "group": "Plugins",
+        "help": spec.help,
+        "default": spec.default,
+    }
+    if spec.kind is bool:
+        off = f"--no-{flag.removeprefix('--')}"
+        return click.option(f"{flag}/{off}", spec.name, **settings)
+    settings["type"] = click.Choice(spec.choices) if spec.choices else spec.kind
+    return click.option(flag, spec.name, show_default=spec.default is not None, **settings)
 
 
 def _option(engine_field: Field[Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +34,7 @@ class EngineArgs:
         "auto",
         "Model",
         "auto reads the checkpoint; safetensors and gguf insist on that kind; dummy draws random weights for a folder "
-        "that needs no more than a config.json.",
-        choices=("auto", "safetensors", "gguf", "dummy"),
+        "that needs no more than a config.json; a plugin may bring others.",
     )
     skip_tokenizer_init: bool = option(
         False, "Model", "Read no tokenizer: prompts are token ids and outputs have no text."
@@ -54,8 +54,8 @@ class EngineArgs:
     executor: str = option(
         "auto",
         "Device",
-        "local runs one rank, in the engine's process; multiprocess gives each further one its own. auto: by number.",
-        choices=("auto", "local", "multiprocess"),
+        "local runs one rank, in the engine's process; multiprocess gives each further one its own; a plugin may bring "
+        "others. auto: by number.",
     )
     block_size: int | None = option(None, "KV cache", "Tokens per KV block. Default: the platform decides.")
     kv_cache_bytes: int | None = option(
@@ -86,3 +86,5 @@ class EngineArgs:
     step_timeout_s: int = option(
         600, "Engine", "Seconds that one step may take before the engine counts as hung."
     )
+    plugin_options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that plugins declare through ``engine_options``, by name; on the command line each is its own option."""

@@ -36,7 +36,8 @@ class ModelConfig:
 @dataclass(frozen=True)
 class LoadConfig:
     load_format: str = "auto"
-    """``auto`` reads the checkpoint; ``safetensors`` and ``gguf`` insist on a kind; ``dummy`` draws random weights."""
+    """``auto`` reads the checkpoint; ``safetensors`` and ``gguf`` insist on a kind; ``dummy`` draws random weights;
+    others are plugins'."""
     progress: bool = True
 
 
@@ -91,3 +92,5 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     seed: int = 0
+    plugin_options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    """Every setting that an installed plugin declares, by name: as the user set it, or its default."""

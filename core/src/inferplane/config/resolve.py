@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from inferplane.config.args import EngineArgs
+from inferplane.config.defaults import Setting, fill
 from inferplane.config.engine import (
     DTYPES,
     CacheConfig,
@@ -18,10 +19,21 @@ from inferplane.config.engine import (
     ParallelConfig,
     SchedulerConfig,
 )
+from inferplane.config.plugin_options import plugin_options
 from inferplane.request import MAX_SEED
 
 if TYPE_CHECKING:
+    from inferplane.api.device import DeviceDescriptor
     from inferplane.plugins import PluginSet
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A configuration, the device that it is for, and who set what in it."""
+
+    config: EngineConfig
+    device: DeviceDescriptor
+    settings: list[Setting]
 
 
 def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> EngineConfig:
@@ -29,21 +41,31 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
 
     Raises `ConfigError` (a setting), `ModelLoadError` (the checkpoint) or `PluginError` (the device).
     """
-    from inferplane.models.loader import open_checkpoint
+    return resolve_in_full(args, plugins, progress=progress).config
+
+
+def resolve_in_full(
+    args: EngineArgs, plugins: PluginSet, *, progress: bool = True, needs_weights: bool = True
+) -> Resolution:
+    """As `resolve`. Without ``needs_weights`` a folder that holds ``config.json`` alone is a model too."""
+    from inferplane.models.loader import LOAD_FORMATS, open_checkpoint
     from inferplane.models.registry import known_architectures
     from inferplane.models.remote_code import refuse_unknown_code
     from inferplane.models.source import resolve_model
 
     _check_values(args)
+    _check_names(args, plugins)
     device = plugins.select_device(args.device)
     platform = plugins.platform(device)
-    source = resolve_model(args.model, revision=args.revision, progress=progress)
-    hf_config = open_checkpoint(source, args.load_format).hf_config
+    sources = plugins.model_sources()
+    source = resolve_model(args.model, revision=args.revision, progress=progress, fetchers=sources)
+    reads_weights = needs_weights and args.load_format in LOAD_FORMATS
+    hf_config = open_checkpoint(source, args.load_format if reads_weights else "dummy").hf_config
     if source.kind == "folder":
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, known.__contains__)
-    checkpoint_dtype = _checkpoint_dtype(hf_config)
-    args = _with_defaults(args, platform.config_defaults(args, device, checkpoint_dtype))
+    defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
+    args, settings = fill(args, defaults, device.platform)
     config = EngineConfig(
         model=_model_config(args, str(source.path), hf_config, plugins),
         device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
@@ -57,25 +79,12 @@ def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> E
         ),
         parallel=ParallelConfig(args.tensor_parallel_size, args.executor),
         seed=args.seed,
+        plugin_options=plugin_options(args.plugin_options, plugins.engine_options()),
     )
-    _check_combination(config, plugins)
+    _check_combination(config)
     platform.validate_config(config, device)
-    return config
-
-
-def _with_defaults(args: EngineArgs, defaults: Mapping[str, Any]) -> EngineArgs:
-    names = {f.name for f in fields(args)}
-    if unknown := defaults.keys() - names:
-        raise ConfigError("device", f"the platform gave defaults for unknown settings: {sorted(unknown)}")
-    filled = replace(args, **{k: v for k, v in defaults.items() if getattr(args, k) in (None, "auto")})
-    num_seqs, budget = filled.max_num_seqs, filled.max_num_batched_tokens
-    if num_seqs is not None and budget is not None and budget < num_seqs:
-        # of two that must fit, what the user chose stays and what was left open follows
-        if args.max_num_seqs is None:
-            return replace(filled, max_num_seqs=budget)
-        if args.max_num_batched_tokens is None:
-            return replace(filled, max_num_batched_tokens=num_seqs)
-    return filled
+    plugins.validate_config(config, device)
+    return Resolution(config, device, settings)
 
 
 def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugins: PluginSet) -> ModelConfig:
@@ -123,6 +132,8 @@ _KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
 def _check_values(args: EngineArgs) -> None:
     kinds = get_type_hints(EngineArgs)
     for setting in fields(args):
+        if setting.name == "plugin_options":  # judged by those who declare them
+            continue
         name, value, kind = setting.name, getattr(args, setting.name), kinds[setting.name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             wanted = " or ".join(_KINDS.get(each, "None") for each in get_args(kind) or (kind,))
@@ -154,7 +165,21 @@ def _check_values(args: EngineArgs) -> None:
         raise ConfigError("seed", f"seed must be from {-MAX_SEED - 1} to {MAX_SEED}, got {args.seed}")
 
 
-def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
+def _check_names(args: EngineArgs, plugins: PluginSet) -> None:
+    """Settings that name something that a plugin may have brought."""
+    from inferplane.models.loader import LOAD_FORMATS
+
+    for name, known in {
+        "executor": {"auto", "local", "multiprocess", *plugins.executors()},
+        "load_format": {*LOAD_FORMATS, *plugins.weight_loaders()},
+        "scheduler_policy": {"fcfs", "priority", *plugins.scheduler_policies()},
+    }.items():
+        if (value := getattr(args, name)) not in known:
+            there = ", ".join(sorted(known))
+            raise ConfigError(name, f"{name} {value!r} is unknown; there are {there}")
+
+
+def _check_combination(config: EngineConfig) -> None:
     ranks = config.parallel.tensor_parallel_size
     num_heads = config.model.hf_config.get("num_attention_heads")
     if isinstance(num_heads, int) and num_heads % ranks:
@@ -170,10 +195,4 @@ def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
             "max_num_batched_tokens",
             f"max_num_batched_tokens ({scheduler.max_num_batched_tokens}) is below max_num_seqs "
             f"({scheduler.max_num_seqs}): not every running request would get a token in each step",
-        )
-    policies = {"fcfs", "priority", *plugins.scheduler_policies()}
-    if scheduler.policy not in policies:
-        raise ConfigError(
-            "scheduler_policy",
-            f"unknown scheduler policy {scheduler.policy!r}; there are {', '.join(sorted(policies))}",
         )

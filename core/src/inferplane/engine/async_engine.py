@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,11 @@ from inferplane.engine.errors import (
 from inferplane.engine.messages import Fatal, FromEngine, Heartbeat, Progress, Ready, Rejection
 from inferplane.engine.output import RequestDelta
 from inferplane.engine.spawn import EngineChild
+from inferplane.engine.stat_logging import StatLogging, make_stat_loggers
 from inferplane.engine.stats import EngineStats
 
 if TYPE_CHECKING:
+    from inferplane.api.stats import StatLogger
     from inferplane.engine.front_end import FrontEnd
     from inferplane.request import EngineRequest, SamplingParams
     from inferplane.tokenizer import Tokenizer
@@ -46,7 +48,13 @@ class AsyncEngine:
     later one: the owner decides whether to launch another engine.
     """
 
-    def __init__(self, client: SubprocessClient, front_end: FrontEnd, args: EngineArgs) -> None:
+    def __init__(
+        self,
+        client: SubprocessClient,
+        front_end: FrontEnd,
+        args: EngineArgs,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> None:
         self._client = client
         self._front_end = front_end
         self._health_timeout_s = args.health_timeout_s
@@ -54,6 +62,7 @@ class AsyncEngine:
         self._launched_at = time.monotonic()
         self._streams: dict[str, DeltaStream] = {}
         self._stats = EngineStats.at_start()
+        self._stat_logging = StatLogging(stat_loggers, self.stats)
         self._tasks: list[asyncio.Task[None]] = []
         self._started: asyncio.Event | None = None
         """Set when the engine is ready, and when it will never be."""
@@ -88,7 +97,8 @@ class AsyncEngine:
             plugins = load_plugins()
             config = resolve(args, plugins)
             client.configure(config, heartbeat_s=min(1.0, args.health_timeout_s / 4))
-            return cls(client, FrontEnd.open(args, config, plugins), args)
+            stat_loggers = make_stat_loggers(plugins.stat_loggers(), config)
+            return cls(client, FrontEnd.open(args, config, plugins), args, stat_loggers)
         except BaseException:
             child.kill()
             child.wait_for_end()
@@ -193,6 +203,7 @@ class AsyncEngine:
             ready.max_model_len,
         )
         self._is_ready = True
+        self._stat_logging.start()
         assert self._started is not None
         self._started.set()
 
@@ -361,6 +372,7 @@ class AsyncEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._stat_logging.stop)
         self._client.close()
 
 

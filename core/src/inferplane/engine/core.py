@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from inferplane.api.kv import KVCacheConfig
@@ -15,6 +14,7 @@ from inferplane.config import EngineConfig
 from inferplane.engine.kv_sizing import size_pool
 from inferplane.engine.stats import EngineStats
 from inferplane.executor import Executor, WorkerDiedError, make_executor
+from inferplane.plugins.target import import_target
 from inferplane.request import EngineOutput, EngineRequest
 from inferplane.scheduler import Scheduler, SchedulerPolicy
 
@@ -49,6 +49,7 @@ class EngineCore:
                 self.kv_config,
                 seed=self.config.seed,
                 policies=_contributed_policy(config.scheduler.policy, plugins.scheduler_policies()),
+                managers=plugins.kv_cache_specs(),
             )
         except BaseException:
             self._executor.shutdown()
@@ -132,5 +133,4 @@ def _contributed_policy(name: str, targets: Mapping[str, str]) -> dict[str, Sche
     """The policy of that name, when it is a plugin's."""
     if name not in targets:
         return {}
-    module, _, attribute = targets[name].partition(":")
-    return {name: getattr(import_module(module), attribute)()}
+    return {name: import_target(targets[name], f"the scheduler policy {name!r}")()}

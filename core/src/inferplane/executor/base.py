@@ -56,16 +56,21 @@ class Executor(Protocol):
 
 
 def make_executor(config: EngineConfig, plugins: PluginSet, progress: bool = False) -> Executor:
-    """The executor that ``config.parallel`` asks for; nothing is started yet.
+    """The executor that ``config.parallel`` asks for, which a plugin may have brought; nothing is started yet.
 
     ``progress`` shows a bar while weights load, when the configuration wants one too. Raises `ConfigError`.
     """
     from inferplane.executor.local import LocalExecutor
     from inferplane.executor.multiprocess import MultiprocessExecutor
+    from inferplane.plugins.target import import_target
 
     kind, world_size = config.parallel.executor, config.parallel.world_size
+    contributed = plugins.executors()
+    if kind in contributed:
+        return import_target(contributed[kind], f"the executor {kind!r}")(config, progress)
     if kind not in ("auto", "local", "multiprocess"):
-        raise ConfigError("executor", f"executor must be auto, local or multiprocess, got {kind!r}")
+        known = ", ".join(["auto", "local", "multiprocess", *contributed])
+        raise ConfigError("executor", f"executor must be one of {known}, got {kind!r}")
     if kind == "local" and world_size > 1:
         raise ConfigError(
             "executor", f"executor local runs one rank, but {world_size} are asked for; use multiprocess"

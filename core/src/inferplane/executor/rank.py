@@ -16,9 +16,9 @@ from typing import Any
 import zmq
 
 from inferplane.api.comm import ProcessGroup
+from inferplane.api.executor import start_worker
 from inferplane.api.kv import KVCacheConfig, KVCacheGroup
 from inferplane.api.worker import Worker
-from inferplane.executor.base import make_worker
 from inferplane.executor.messages import (
     CALLABLE,
     Answer,
@@ -87,10 +87,8 @@ class Rank:
     def _obey(self, command: Question) -> int | None:
         match command:
             case Start():
-                from inferplane.plugins import load_plugins
-
                 group = ProcessGroup(self._rank, self._world_size, command.init_method)
-                self._worker = make_worker(command.config, load_plugins(quiet=True), group)
+                self._worker = start_worker(command.config, group)
                 return None
             case Call():
                 if command.method not in CALLABLE:

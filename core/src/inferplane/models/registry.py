@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inferplane.models.errors import ModelLoadError
 
 if TYPE_CHECKING:
+    import torch
+
     from inferplane.api.model import BuildContext, Model
-    from inferplane.models.loader.checkpoint import Checkpoint
 
 BUILT_IN: Mapping[str, str] = {
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
@@ -83,13 +84,12 @@ def build_model(ctx: BuildContext, plugin_models: Mapping[str, str] = _NONE) -> 
 
 def load_model(
     ctx: BuildContext,
-    checkpoint: Checkpoint,
-    progress: bool = False,
+    open_tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]],
     plugin_models: Mapping[str, str] = _NONE,
 ) -> Model:
-    """Builds the model and fills it, from the checkpoint or, as ``load_format`` asks, with random values.
+    """Builds the model and fills it, from ``open_tensors`` or, as ``load_format`` asks, with random values.
 
-    ``progress`` shows a bar on stderr. Raises `ModelLoadError` naming the tensors that do not fit.
+    Raises `ModelLoadError` naming the tensors that do not fit.
     """
     from inferplane.models.weights import dummy_tensors, weight_slots
 
@@ -97,5 +97,5 @@ def load_model(
     if ctx.config.load.load_format == "dummy":
         model.load_weights(dummy_tensors(weight_slots(model), ctx.config.seed, ctx.device))
     else:
-        model.load_weights(checkpoint.tensors(progress=progress))
+        model.load_weights(open_tensors())
     return model

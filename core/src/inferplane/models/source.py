@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Never
@@ -43,11 +44,13 @@ def resolve_model(
     revision: str | None = None,
     download_dir: str | Path | None = None,
     progress: bool = True,
+    fetchers: Mapping[str, str] | None = None,
 ) -> ModelSource:
-    """Finds a model, fetching it first where it is a Hugging Face id or the demo model and not here yet.
+    """Finds a model, fetching it first where it is a Hugging Face id, the demo model or a URI, and not here yet.
 
-    ``revision`` is a branch, tag or commit of a Hugging Face id; ``download_dir`` replaces the cache of whichever is
-    fetched; ``progress`` shows bars on stderr. Raises `ModelLoadError` that says what was looked for and what to do.
+    ``fetchers`` are plugins' ``"module:function"`` by URI scheme; ``revision`` is a branch, tag or commit of a Hugging
+    Face id; ``download_dir`` replaces the cache of whichever is fetched; ``progress`` shows bars on stderr. Raises
+    `ModelLoadError` that says what was looked for and what to do.
     """
     if model is None or model == DEMO:
         from inferplane.models.demo import demo_gguf
@@ -55,6 +58,8 @@ def resolve_model(
         return ModelSource(DEMO, "gguf", demo_gguf(download_dir, progress=progress))
     if not model.strip() or "\0" in model:
         raise ModelLoadError(f"model {model!r} is no name; give a folder, a GGUF file or a Hugging Face id")
+    if "://" in model:
+        return _fetched(model, revision, progress, fetchers or {})
     path = Path(model).expanduser()
     if path.exists():
         if revision is not None:
@@ -73,6 +78,24 @@ def resolve_model(
         )
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}{_near_misses(path)}") from error.__cause__
+
+
+def _fetched(uri: str, revision: str | None, progress: bool, fetchers: Mapping[str, str]) -> ModelSource:
+    from inferplane.plugins.target import import_target
+
+    scheme = uri.partition("://")[0]
+    if scheme not in fetchers:
+        known = ", ".join(sorted(fetchers)) or "none"
+        raise ModelLoadError(
+            f"model {uri!r}: no installed plugin fetches from {scheme}://; installed schemes: {known}"
+        )
+    fetch = import_target(fetchers[scheme], f"the fetcher of {scheme}://")
+    path = fetch(uri, revision=revision, progress=progress)
+    if not isinstance(path, Path) or not path.exists():
+        raise ModelLoadError(
+            f"model {uri!r}: its fetcher {fetchers[scheme]} returned {path!r}, which is not there"
+        )
+    return _in_folder(uri, path) if path.is_dir() else _in_file(uri, path)
 
 
 def _in_folder(name: str, folder: Path) -> ModelSource:

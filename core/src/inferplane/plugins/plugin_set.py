@@ -9,20 +9,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api.device import DeviceDescriptor, Supported, Unsupported
-from inferplane.api.hookspecs import CommandSpec
+from inferplane.api.hookspecs import CommandSpec, OptionSpec
 from inferplane.api.platform import Platform
+from inferplane.config import ConfigError
 from inferplane.config.environment import environment
 from inferplane.plugins import selection
 from inferplane.plugins.discovery import discover, failed, new_manager, warn
 from inferplane.plugins.probing import PROBE_TIMEOUT_S, Answer, probe_all
 from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
+from inferplane.plugins.target import import_target
 
 if TYPE_CHECKING:
     import torch
 
     from inferplane.api.attention import AttentionBackend, AttentionQuery
+    from inferplane.api.diagnosis import Diagnostic
+    from inferplane.api.kv import KVCacheSpec
+    from inferplane.api.kv_manager import GroupManager
     from inferplane.api.linear import LinearKernel, LinearShape
+    from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
+    from inferplane.config import EngineConfig
     from inferplane.plugins.decision import Decision
 
 logger = logging.getLogger("inferplane.plugins")
@@ -54,7 +61,7 @@ class PluginSet:
         self._records, self._twins = discover(self._manager, quiet)
         self._supported: dict[str, Supported] = {}
         self._answers: dict[tuple[str, DeviceDescriptor | None], list[tuple[str, Any]]] = {}
-        self._merged_answers: dict[str, dict[str, Any]] = {}
+        self._merged_answers: dict[str, dict[Any, Any]] = {}
         self._platforms: dict[DeviceDescriptor, Platform] = {}
 
     # -- what is installed
@@ -196,6 +203,49 @@ class PluginSet:
     def logits_processors(self) -> dict[str, str]:
         return self._merged("logits_processors")
 
+    def kv_cache_specs(self) -> dict[type[KVCacheSpec], type[GroupManager]]:
+        """Managers by the class of spec that they are for."""
+        return self._merged("kv_cache_specs")
+
+    def executors(self) -> dict[str, str]:
+        return self._merged("executors")
+
+    def model_sources(self) -> dict[str, str]:
+        """``"module:function"`` by URI scheme."""
+        return self._merged("model_sources")
+
+    def weight_loaders(self) -> dict[str, str]:
+        """``"module:function"`` by load format."""
+        return self._merged("weight_loaders")
+
+    def weight_loader(self, load_format: str) -> WeightLoader:
+        """Raises `PluginError` when it cannot be imported."""
+        return import_target(self.weight_loaders()[load_format], f"the loader of load format {load_format!r}")
+
+    def stat_loggers(self) -> list[str]:
+        return [target for _, targets in self.collect("stat_loggers") for target in targets]
+
+    def endpoints(self) -> list[str]:
+        return [target for _, targets in self.collect("endpoints") for target in targets]
+
+    def engine_options(self) -> dict[str, OptionSpec]:
+        """Settings of plugins by name."""
+        return self._merged("engine_options")
+
+    def diagnose(self) -> list[tuple[str, Sequence[Diagnostic]]]:
+        """What each plugin says of its own health. May take long: run it where it can be ended."""
+        return self.collect("diagnose")
+
+    def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
+        """Raises `ConfigError` when a plugin cannot serve the configuration."""
+        for name in self._implementers("validate_config"):
+            try:
+                self._call(name, "validate_config", config=config, device=device)
+            except ConfigError:
+                raise
+            except (Exception, SystemExit) as error:
+                self._blame(name, "validate_config", error, device)
+
     def commands(self) -> list[CommandSpec]:
         """Sub-commands by name; where two plugins bring one of the same name, the first plugin's."""
         return list(self._merged("cli_commands").values())
@@ -215,8 +265,7 @@ class PluginSet:
         key = (hook, device)
         if key not in self._answers:
             arguments = {} if device is None else {"device": device}
-            names = [name for name in self._records if self._implements(name, hook)]
-            answers = ((name, self._ask(name, hook, device, arguments)) for name in names)
+            answers = ((name, self._ask(name, hook, device, arguments)) for name in self._implementers(hook))
             self._answers[key] = [(name, answer) for name, answer in answers if answer is not None]
         return self._answers[key]
 
@@ -225,16 +274,23 @@ class PluginSet:
     ) -> Any:
         try:
             answer = self._call(name, hook, **arguments)
-            return answer if answer is None else _CONVERT.get(hook, list)(answer)
+            return answer if answer is None else _convert(name, hook, answer)
         except (Exception, SystemExit) as error:
-            record = self._records[name] = failed(self._records[name], f"its hook {hook}", error)
-            if device is not None and device.platform == name:
-                raise PluginError(
-                    f"{record.label}, which serves the selected device, failed: {record.reason}"
-                ) from error
-            if not self._quiet:
-                warn(record)
+            self._blame(name, hook, error, device)
             return None
+
+    def _blame(self, name: str, hook: str, error: BaseException, device: DeviceDescriptor | None) -> None:
+        """Notes that a hook raised. Raises `PluginError` when its plugin serves the selected device."""
+        record = self._records[name] = failed(self._records[name], f"its hook {hook}", error)
+        if device is not None and device.platform == name:
+            raise PluginError(
+                f"{record.label}, which serves the selected device, failed: {record.reason}"
+            ) from error
+        if not self._quiet:
+            warn(record)
+
+    def _implementers(self, hook: str) -> list[str]:
+        return [name for name in self._records if self._implements(name, hook)]
 
     def _implements(self, name: str, hook: str) -> bool:
         return any(impl.plugin_name == name for impl in getattr(self._manager.hook, hook).get_hookimpls())
@@ -247,11 +303,11 @@ class PluginSet:
             return result[0] if result else None
         return result
 
-    def _merged(self, hook: str) -> dict[str, Any]:
+    def _merged(self, hook: str) -> dict[Any, Any]:
         if hook in self._merged_answers:
             return self._merged_answers[hook]
-        merged: dict[str, Any] = {}
-        owners: dict[str, str] = {}
+        merged: dict[Any, Any] = {}
+        owners: dict[Any, str] = {}
         for plugin, mapping in self.collect(hook):
             for key, value in mapping.items():
                 if key in merged and not self._quiet:
@@ -263,15 +319,29 @@ class PluginSet:
         return merged
 
 
-def _commands_by_name(specs: Iterable[CommandSpec]) -> dict[str, CommandSpec]:
-    return {spec.name: spec for spec in specs}
+_MAPPINGS = frozenset(
+    {
+        "collect_env",
+        "executors",
+        "kv_cache_specs",
+        "logits_processors",
+        "model_sources",
+        "models",
+        "scheduler_policies",
+        "weight_loaders",
+    }
+)
 
 
-_CONVERT: Mapping[str, Any] = {
-    "models": dict,
-    "scheduler_policies": dict,
-    "logits_processors": dict,
-    "collect_env": dict,
-    "cli_commands": _commands_by_name,
-}
-"""What a hook's answer becomes; a list where nothing else is said. Applied while the plugin can still be blamed."""
+def _convert(plugin: str, hook: str, answer: Any) -> Any:
+    """What a hook's answer becomes; a list where nothing else is said. Done while the plugin can still be blamed."""
+    if hook in _MAPPINGS:
+        return dict(answer)
+    if hook == "cli_commands":
+        return {spec.name: spec for spec in answer}
+    if hook == "engine_options":
+        for spec in answer:
+            if not spec.name.startswith(f"{plugin}_"):
+                raise ValueError(f"option {spec.name!r} must begin with {plugin + '_'!r}")
+        return {spec.name: spec for spec in answer}
+    return list(answer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -47,23 +48,29 @@ class ModelWorker(Worker):
             self.comm = self.context.platform.communicator(group, self.runtime)
 
     def load_model(self) -> None:
-        from inferplane.models.loader import open_checkpoint
         from inferplane.models.registry import load_model
-        from inferplane.models.source import resolve_model
 
         started = time.perf_counter()
         ctx = self.build_context()
-        source = resolve_model(self.config.model.path, progress=False)
-        checkpoint = open_checkpoint(source, self.config.load.load_format)
-        show_progress = self.config.load.progress and self.is_sampling
         with torch.inference_mode():
-            self._model = load_model(ctx, checkpoint, show_progress, self.context.plugins.models()).eval()
+            self._model = load_model(ctx, self._open_tensors, self.context.plugins.models()).eval()
         if self.is_sampling:
             names = ", ".join(self._attention.names)
             seconds = time.perf_counter() - started
             logger.info(
                 "model loaded in %.1f s: %s, attention by %s", seconds, self.config.model.dtype, names
             )
+
+    def _open_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The stored weights, read by the plugin that ``load_format`` names, or as the checkpoint they are."""
+        from inferplane.models.loader import LOAD_FORMATS, open_checkpoint
+        from inferplane.models.source import resolve_model
+
+        load, path = self.config.load, self.config.model.path
+        if load.load_format not in LOAD_FORMATS:
+            return self.context.plugins.weight_loader(load.load_format)(Path(path))
+        checkpoint = open_checkpoint(resolve_model(path, progress=False), load.load_format)
+        return checkpoint.tensors(progress=load.progress and self.is_sampling)
 
     def build_context(self) -> BuildContext:
         """The choices that a model is built with; a platform's worker may make others."""

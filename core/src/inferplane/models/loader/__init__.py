@@ -24,6 +24,9 @@ __all__ = [
     "open_checkpoint",
 ]
 
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+"""What `open_checkpoint` takes; plugins bring others."""
+
 
 def open_checkpoint(source: ModelSource, load_format: str = "auto") -> Checkpoint:
     """Reads headers and configuration. Raises `ModelLoadError` naming the file and the field or tensor at fault, or

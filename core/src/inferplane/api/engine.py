@@ -1,4 +1,4 @@
-"""What the server needs of an engine: `inferplane.engine.async_engine.AsyncEngine`, or a test's stand-in."""
+"""An engine as those who serve it see it: the server, and plugins that bring routes through ``endpoints``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from inferplane.engine.stats import EngineStats
 from inferplane.request import SamplingParams
 from inferplane.tokenizer import Tokenizer
 
+__all__ = ["Engine", "EngineConfig", "EngineStats", "RequestDelta", "SamplingParams", "Tokenizer"]
+
 
 class Engine(Protocol):
+    """`inferplane.engine.async_engine.AsyncEngine`, or a test's stand-in."""
+
     @property
     def config(self) -> EngineConfig: ...
 

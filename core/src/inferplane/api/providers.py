@@ -1,0 +1,44 @@
+"""What the installed plugins provide, as a worker asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from inferplane.api.attention import AttentionBackend, AttentionQuery
+    from inferplane.api.device import DeviceDescriptor
+    from inferplane.api.linear import LinearKernel, LinearShape
+    from inferplane.api.loading import WeightLoader
+    from inferplane.api.ops import OpTable
+
+
+class Providers(Protocol):
+    """The choices between plugins that a worker needs, and nothing else of the plugin manager.
+
+    Everything that chooses raises an error that lists every candidate with its reason when none can serve.
+    """
+
+    def resolve_ops(self, device: DeviceDescriptor, dtype: torch.dtype) -> OpTable:
+        """Every declared op once and for all."""
+        ...
+
+    def choose_linear(self, shape: LinearShape, device: DeviceDescriptor) -> type[LinearKernel]: ...
+
+    def choose_attention(self, query: AttentionQuery, name: str | None = None) -> type[AttentionBackend]:
+        """The backend for one layer: the one called ``name`` when given, else the best that supports it."""
+        ...
+
+    def models(self) -> Mapping[str, str]:
+        """``"module:Class"`` by Hugging Face architecture name, of plugins."""
+        ...
+
+    def logits_processors(self) -> Mapping[str, str]:
+        """``"module:factory"`` by name."""
+        ...
+
+    def weight_loader(self, load_format: str) -> WeightLoader:
+        """The loader that a plugin brings for a load format."""
+        ...
