@@ -122,7 +122,10 @@ def weight_loaders(): return {{"toy-stream": __name__ + ":read"}}
 """,
     )
     assert generate(bare, load_format="toy-stream") == expected
-    with pytest.raises(ConfigError, match="load_format 'tape' is unknown; there are auto, dummy, toy-stream"):
+    with pytest.raises(
+        ConfigError,
+        match="load_format 'tape' is unknown; there are auto, dummy, gguf, safetensors, toy-stream",
+    ):
         generate(bare, load_format="tape")
 
 
