@@ -51,6 +51,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
+    "qwen3-moe-not-renormalized": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True}),
+    "qwen3-moe-dense-layer": ("qwen3_moe", {"mlp_only_layers": [0]}),
+    "mixtral": ("mixtral", {}),
     "qwen3-bias-mha": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
 }
 
@@ -130,6 +133,8 @@ PARALLEL: dict[str, tuple[str, int, dict[str, Any]]] = {
         3,
         {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 96, "intermediate_size": 162},
     ),
+    "mixtral-2": ("mixtral", 2, {}),
+    "qwen3-moe-4": ("qwen3_moe", 4, {}),
     "qwen3-tied-2": ("qwen3", 2, {"tie_word_embeddings": True, "vocab_size": 1001}),
     "qwen3-kv-replicated-4": ("qwen3", 4, {}),
     "mistral-tiny-vocab-3": (
@@ -252,13 +257,12 @@ def test_missing_keys_mean_what_they_mean_to_transformers(name: str, model: type
         "num_attention_heads": 32,
     }
     theirs = getattr(transformers, name)(**required)
-    ours = model.settings(required)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == getattr(theirs, "head_dim", 2048 // 32)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    ours = model.read_shape(required)
+    assert ours.heads.num_kv_heads == theirs.num_key_value_heads
+    assert ours.heads.head_dim == getattr(theirs, "head_dim", 2048 // 32)
+    assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.has_tied_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
-    assert model.settings({**required, "num_key_value_heads": None}).num_kv_heads == 32
+    assert model.read_shape({**required, "num_key_value_heads": None}).heads.num_kv_heads == 32
 
 
 def test_attention_layers_are_described_for_this_rank(tiny_model: Callable[[str], Path]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -10,25 +11,65 @@ from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer, WeightSlot
 
 
-class RMSNorm(Layer):
-    """Root-mean-square norm over the last dimension, which every rank has whole."""
+class Norm(Layer):
+    """Over the last dimension, which every rank has whole."""
 
-    def __init__(self, ctx: BuildContext, prefix: str, size: int, eps: float) -> None:
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., size] -> [..., size]``; x is not changed."""
+
+    @abstractmethod
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(norm(x + residual), x + residual)``; without a residual yet, ``(norm(x), x)``. Both may be overwritten."""
+
+
+class RMSNorm(Norm):
+    """Root-mean-square norm. ``weight_offset`` is added to the checkpoint's weight, which some models keep around 0."""
+
+    def __init__(
+        self, ctx: BuildContext, prefix: str, size: int, eps: float, *, weight_offset: float = 0.0
+    ) -> None:
         self._name = f"{prefix}.weight"
         self._weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
+        self._weight_offset = weight_offset
         self._eps = eps
         self._rms_norm = ctx.ops.rms_norm
         self._add_rms_norm = ctx.ops.add_rms_norm
 
     def weight_slots(self) -> Sequence[WeightSlot]:
-        return [WeightSlot(self._name, tuple(self._weight.shape), self._weight.copy_)]
+        return [WeightSlot(self._name, tuple(self._weight.shape), self._copy)]
+
+    def _copy(self, tensor: torch.Tensor) -> None:
+        # the sum is rounded once, from the checkpoint's numbers
+        self._weight.copy_(tensor.float() + self._weight_offset if self._weight_offset else tensor)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., size] -> [..., size]``; x is not changed."""
         return self._rms_norm(x, self._weight, self._eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(norm(x + residual), x + residual)``; without a residual yet, ``(norm(x), x)``. Both may be overwritten."""
         if residual is None:
             return self._rms_norm(x, self._weight, self._eps), x
         return self._add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class LayerNorm(Norm):
+    """Mean and variance norm (arXiv:1607.06450)."""
+
+    def __init__(self, ctx: BuildContext, prefix: str, size: int, eps: float, *, bias: bool = True) -> None:
+        self._prefix = prefix
+        self._weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
+        self._bias = torch.empty_like(self._weight) if bias else None
+        self._eps = eps
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        tensors = (
+            {"weight": self._weight} if self._bias is None else {"weight": self._weight, "bias": self._bias}
+        )
+        return [WeightSlot(f"{self._prefix}.{name}", tuple(x.shape), x.copy_) for name, x in tensors.items()]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        return self(total), total

@@ -37,3 +37,12 @@ def flag(hf_config: Mapping[str, Any], key: str, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise ModelLoadError(f"{key} should be true or false in the model's config, but is {value!r}")
     return value
+
+
+def text(hf_config: Mapping[str, Any], key: str, default: str) -> str:
+    """``default`` stands for a missing key and for null."""
+    value = hf_config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, str):
+        raise ModelLoadError(f"{key} should be a text in the model's config, but is {value!r}")
+    return value

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 BUILT_IN: Mapping[str, str] = {
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
+    "MixtralForCausalLM": "inferplane.models.sparse:MixtralForCausalLM",
     "Qwen2ForCausalLM": "inferplane.models.llama:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "inferplane.models.llama:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "inferplane.models.sparse:Qwen3MoeForCausalLM",
 }
 """``"module:Class"`` by the name in ``architectures`` of a Hugging Face configuration."""
 

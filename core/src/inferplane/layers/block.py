@@ -1,0 +1,75 @@
+"""Decoder blocks: how attention, feed-forward and norms are put together."""
+
+from __future__ import annotations
+
+import torch
+
+from inferplane.api.model import ForwardBatch
+from inferplane.layers.layer import Layer
+from inferplane.layers.norm import Norm
+
+Stream = tuple[torch.Tensor, torch.Tensor | None]
+"""``(hidden, residual)``, whose sum is the hidden state: it is left to the next norm, which makes both in one op."""
+
+
+class SequentialBlock(Layer):
+    """``x + post(attention(pre(x)))``, then the same with the feed-forward block.
+
+    Each of the four norms may be absent. ``residual_scale`` multiplies what is added.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: Layer,
+        mlp: Layer,
+        attention_norm: Norm | None = None,
+        mlp_norm: Norm | None = None,
+        post_attention_norm: Norm | None = None,
+        post_mlp_norm: Norm | None = None,
+        residual_scale: float = 1.0,
+    ) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+        self.post_mlp_norm = post_mlp_norm
+        self._residual_scale = residual_scale
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
+        hidden, residual = _enter(self.attention_norm, hidden, residual)
+        hidden = self._leave(self.post_attention_norm, self.attention(hidden, batch))
+        hidden, residual = _enter(self.mlp_norm, hidden, residual)
+        return self._leave(self.post_mlp_norm, self.mlp(hidden)), residual
+
+    def _leave(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
+        if norm is not None:
+            hidden = norm(hidden)
+        return hidden if self._residual_scale == 1.0 else hidden * self._residual_scale
+
+
+class ParallelBlock(Layer):
+    """``x + attention(norm(x)) + mlp(norm(x))``, with one norm for both or one for each."""
+
+    def __init__(
+        self, *, attention: Layer, mlp: Layer, attention_norm: Norm, mlp_norm: Norm | None = None
+    ) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
+        normed, residual = self.attention_norm.add(hidden, residual)
+        mlp_input = normed if self.mlp_norm is None else self.mlp_norm(residual)
+        return self.attention(normed, batch) + self.mlp(mlp_input), residual
+
+
+def _enter(
+    norm: Norm | None, hidden: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if norm is not None:
+        return norm.add(hidden, residual)
+    total = hidden if residual is None else hidden + residual
+    return total, total

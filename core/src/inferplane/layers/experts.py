@@ -1,0 +1,202 @@
+"""The experts of a mixture: stacked weights, and the checkpoint tensors that they are filled from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from inferplane.api.model import BuildContext
+from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.parallel import even_share, whole
+
+
+@dataclass(frozen=True)
+class SeparateExperts:
+    """Three matrices for each expert: ``{prefix}.{expert}.{gate}.weight`` and so on."""
+
+    prefix: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """Two tensors for all experts, ``[num_experts, out, in]`` with the gate's rows first.
+
+    Biases, where there are, are called like the tensors with ``_bias`` behind.
+    """
+
+    gate_up: str
+    down: str
+    is_transposed: bool = False
+    """Matrices are ``[in, out]``."""
+    is_interleaved: bool = False
+    """Outputs of gate and up come in turns."""
+
+
+class Experts(Layer):
+    """Gated feed-forward networks of one shape, of which each token sees its own few.
+
+    Over ranks every expert is split as a `GatedMLP` is or, with ``is_expert_parallel``, each rank has some experts
+    whole; both ways the results of the ranks add up.
+    """
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        tensors: SeparateExperts | StackedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+        is_expert_parallel: bool = False,
+        swiglu_alpha: float = 1.702,
+        swiglu_limit: float = 7.0,
+    ) -> None:
+        """``activation`` is one of `inferplane.api.ops.EXPERT_ACTIVATIONS`."""
+        self._ctx = ctx
+        self._tensors = tensors
+        self._hidden_size = hidden_size
+        what = tensors.prefix if isinstance(tensors, SeparateExperts) else tensors.down
+        if is_expert_parallel:
+            self._experts = even_share(num_experts, ctx.comm, f"{what}: number of experts")
+            self._inner = whole(intermediate_size)
+        else:
+            self._experts = whole(num_experts)
+            self._inner = even_share(intermediate_size, ctx.comm, f"{what}: intermediate_size")
+        self._has_bias = bias
+        # one rank adds the bias of a split product, or the sum would have it once for each
+        self._adds_down_bias = bias and (is_expert_parallel or ctx.comm.rank == 0)
+        self._w13: torch.Tensor | None = None
+        self._w2: torch.Tensor | None = None
+        self._w13_bias = self._empty(2 * self._inner.size) if bias else None
+        self._w2_bias = self._empty(hidden_size) if self._adds_down_bias else None
+        self._fused_experts = ctx.ops.fused_experts
+        self._options = {
+            "activation": activation,
+            "first_expert": self._experts.start,
+            "swiglu_alpha": swiglu_alpha,
+            "swiglu_limit": swiglu_limit,
+        }
+        self._all_reduce = ctx.comm.all_reduce
+
+    def __call__(
+        self, hidden: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """``[num_tokens, hidden_size]`` to the same, with a router's choice."""
+        return self._all_reduce(self.partial_sum(hidden, topk_weights, topk_ids))
+
+    def partial_sum(
+        self, hidden: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """What this rank contributes."""
+        return self._fused_experts(
+            hidden,
+            topk_weights,
+            topk_ids,
+            self._w13,
+            self._w2,
+            w13_bias=self._w13_bias,
+            w2_bias=self._w2_bias,
+            **self._options,
+        )
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        if isinstance(self._tensors, StackedExperts):
+            return self._stacked_slots(self._tensors)
+        return self._separate_slots(self._tensors)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(self._experts.size, *shape, dtype=self._ctx.dtype, device=self._ctx.device)
+
+    def _separate_slots(self, tensors: SeparateExperts) -> list[WeightSlot]:
+        inner, hidden = self._inner.total, self._hidden_size
+        slots = []
+        for expert in range(self._experts.total):
+            for name, shape, copy in (
+                (tensors.gate, (inner, hidden), self._copy_gate),
+                (tensors.up, (inner, hidden), self._copy_up),
+                (tensors.down, (hidden, inner), self._copy_down),
+            ):
+                name = f"{tensors.prefix}.{expert}.{name}.weight"
+                slots.append(WeightSlot(name, shape, partial(self._copy_one, copy, expert)))
+        return slots
+
+    def _copy_one(
+        self, copy: Callable[[torch.Tensor, slice], None], expert: int, tensor: torch.Tensor
+    ) -> None:
+        index = expert - self._experts.start
+        if 0 <= index < self._experts.size:
+            copy(tensor.unsqueeze(0), slice(index, index + 1))
+
+    def _stacked_slots(self, tensors: StackedExperts) -> list[WeightSlot]:
+        num, inner, hidden = self._experts.total, self._inner.total, self._hidden_size
+
+        def matrix(num_rows: int, num_columns: int) -> tuple[int, ...]:
+            return (num, num_columns, num_rows) if tensors.is_transposed else (num, num_rows, num_columns)
+
+        slots = [
+            WeightSlot(tensors.gate_up, matrix(2 * inner, hidden), self._copy_stacked_gate_up),
+            WeightSlot(tensors.down, matrix(hidden, inner), self._copy_stacked_down),
+        ]
+        if self._has_bias:
+            slots += [
+                WeightSlot(f"{tensors.gate_up}_bias", (num, 2 * inner), self._copy_gate_up_bias),
+                WeightSlot(f"{tensors.down}_bias", (num, hidden), self._copy_down_bias),
+            ]
+        return slots
+
+    def _copy_stacked_gate_up(self, tensor: torch.Tensor) -> None:
+        gate, up = self._gate_and_up(self._upright(tensor))
+        self._copy_gate(gate, slice(None))
+        self._copy_up(up, slice(None))
+
+    def _copy_stacked_down(self, tensor: torch.Tensor) -> None:
+        self._copy_down(self._upright(tensor), slice(None))
+
+    def _upright(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's experts as ``[num_experts, out, in]``."""
+        assert isinstance(self._tensors, StackedExperts)
+        tensor = tensor[self._experts.span]
+        return tensor.transpose(1, 2) if self._tensors.is_transposed else tensor
+
+    def _gate_and_up(self, stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(self._tensors, StackedExperts)
+        if self._tensors.is_interleaved:
+            return stacked[:, ::2], stacked[:, 1::2]
+        gate, up = stacked.chunk(2, dim=1)
+        return gate, up
+
+    # ``tensor: [experts, out, in]`` of whole matrices, of which this rank's part goes to the experts ``index``
+
+    def _copy_gate(self, tensor: torch.Tensor, index: slice) -> None:
+        self._gate_up_weight()[index, : self._inner.size].copy_(tensor[:, self._inner.span])
+
+    def _copy_up(self, tensor: torch.Tensor, index: slice) -> None:
+        self._gate_up_weight()[index, self._inner.size :].copy_(tensor[:, self._inner.span])
+
+    def _copy_down(self, tensor: torch.Tensor, index: slice) -> None:
+        if self._w2 is None:
+            self._w2 = self._empty(self._hidden_size, self._inner.size)
+        self._w2[index].copy_(tensor[:, :, self._inner.span])
+
+    def _gate_up_weight(self) -> torch.Tensor:
+        if self._w13 is None:
+            self._w13 = self._empty(2 * self._inner.size, self._hidden_size)
+        return self._w13
+
+    def _copy_gate_up_bias(self, tensor: torch.Tensor) -> None:
+        assert self._w13_bias is not None
+        gate, up = self._gate_and_up(tensor[self._experts.span])
+        span = self._inner.span
+        self._w13_bias.copy_(torch.cat([gate[:, span], up[:, span]], dim=1))
+
+    def _copy_down_bias(self, tensor: torch.Tensor) -> None:
+        if self._w2_bias is not None:
+            self._w2_bias.copy_(tensor[self._experts.span])

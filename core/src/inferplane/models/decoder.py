@@ -1,0 +1,151 @@
+"""What all decoders have in common. A family's class says what it does differently, and nothing else.
+
+As it stands here a block is: norm, attention, norm, gated feed-forward, with the tensor names that most checkpoints
+have. `llama.py` is the shortest example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from inferplane.api.attention import AttentionLayer
+from inferplane.api.model import BuildContext, ForwardBatch, Model
+from inferplane.layers import (
+    Attention,
+    Experts,
+    GatedMLP,
+    Layer,
+    Norm,
+    ParallelLMHead,
+    RMSNorm,
+    RotaryEmbedding,
+    Router,
+    Routing,
+    SelfAttention,
+    SeparateExperts,
+    SequentialBlock,
+    StackedExperts,
+    VocabParallelEmbedding,
+    walk_layers,
+)
+from inferplane.models.rope_config import rope_config
+from inferplane.models.shape import Shape, read_shape
+from inferplane.models.weights import load_weights
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls the parts of a decoder."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+
+
+class Decoder(Model):
+    """Token embedding, blocks, a last norm and the output head."""
+
+    names: ClassVar[Names] = Names()
+
+    def __init__(self, ctx: BuildContext, prefix: str = "") -> None:
+        super().__init__(ctx, prefix)
+        self.ctx = ctx
+        self.hf = ctx.hf_config
+        self.shape = self.read_shape(self.hf)
+        self._ropes: dict[str | None, RotaryEmbedding] = {}
+        shape, names = self.shape, self.names
+        root = f"{prefix}." if prefix else ""
+        self.embedding = VocabParallelEmbedding(
+            ctx, root + names.embedding, shape.vocab_size, shape.hidden_size
+        )
+        self.layers = [
+            self.make_block(f"{root}{names.layers}.{index}", index) for index in range(shape.num_layers)
+        ]
+        self.norm = self.make_norm(root + names.norm)
+        tied_to = self.embedding if shape.has_tied_embeddings else None
+        self.head = ParallelLMHead(ctx, root + names.head, shape.vocab_size, shape.hidden_size, tied_to)
+
+    # what families override
+
+    @staticmethod
+    def read_shape(hf: Mapping[str, Any]) -> Shape:
+        return read_shape(hf)
+
+    def make_block(self, prefix: str, index: int) -> Layer:
+        """Block number ``index``, called as a `SequentialBlock` is."""
+        return SequentialBlock(
+            attention_norm=self.make_norm(f"{prefix}.input_layernorm"),
+            attention=self.make_attention(f"{prefix}.self_attn", index),
+            mlp_norm=self.make_norm(f"{prefix}.post_attention_layernorm"),
+            mlp=self.make_mlp(f"{prefix}.mlp", index),
+        )
+
+    def make_attention(self, prefix: str, index: int) -> Layer:
+        return self.self_attention(prefix)
+
+    def make_mlp(self, prefix: str, index: int) -> Layer:
+        return self.gated_mlp(prefix)
+
+    def make_norm(self, prefix: str, size: int | None = None) -> Norm:
+        """A norm over ``size`` dimensions, or over the hidden size."""
+        return RMSNorm(self.ctx, prefix, size or self.shape.hidden_size, self.shape.norm_eps)
+
+    # what they build with
+
+    def self_attention(self, prefix: str, **options: Any) -> SelfAttention:
+        """With the model's sizes and, unless ``rope`` is given, its only rotary embedding."""
+        if "rope" not in options:
+            options["rope"] = self.rope()
+        return SelfAttention(self.ctx, prefix, self.shape.hidden_size, self.shape.heads, **options)
+
+    def gated_mlp(self, prefix: str, intermediate_size: int | None = None, **options: Any) -> GatedMLP:
+        shape = self.shape
+        size = intermediate_size or shape.intermediate_size
+        return GatedMLP(self.ctx, prefix, shape.hidden_size, size, activation=shape.activation, **options)
+
+    def router(self, prefix: str, routing: Routing, **options: Any) -> Router:
+        return Router(self.ctx, prefix, self.shape.hidden_size, routing, **options)
+
+    def experts(
+        self,
+        tensors: SeparateExperts | StackedExperts,
+        routing: Routing,
+        intermediate_size: int,
+        **options: Any,
+    ) -> Experts:
+        options.setdefault("activation", self.shape.activation)
+        return Experts(
+            self.ctx, tensors, routing.num_experts, self.shape.hidden_size, intermediate_size, **options
+        )
+
+    def rope(self, layer_type: str | None = None) -> RotaryEmbedding:
+        """One for all layers of a type, because the table takes memory."""
+        if layer_type not in self._ropes:
+            config = rope_config(self.hf, layer_type=layer_type, head_dim=self.shape.heads.head_dim)
+            self._ropes[layer_type] = RotaryEmbedding(self.ctx, config)
+        return self._ropes[layer_type]
+
+    # running
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        hidden, residual = self.embed(batch), None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, batch)
+        return self.norm.add(hidden, residual)[0]
+
+    def embed(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.embedding(batch.token_ids)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        load_weights(self, tensors)
+
+    def attention_layers(self) -> list[AttentionLayer]:
+        return [layer.description for layer in walk_layers(self) if isinstance(layer, Attention)]
