@@ -68,3 +68,67 @@ def test_the_runtime_moves_bytes(gpu: torch.device) -> None:
     assert runtime.memory().available_bytes <= before.available_bytes - (1 << 30)
     del held
     assert runtime.memory().available_bytes > before.available_bytes - (1 << 29)
+
+
+@pytest.fixture
+def runtime(gpu: torch.device) -> CudaRuntime:
+    runtime = CudaRuntime(device())
+    runtime.set_up(config(), rank=0)
+    return runtime
+
+
+@pytest.mark.gpu
+def test_a_copy_to_the_host_holds_what_was_there_when_it_was_queued(runtime: CudaRuntime) -> None:
+    there = torch.arange(1 << 20, device=runtime.torch_device)
+    copy = runtime.to_host_async(there)
+    there.zero_()
+    event = runtime.record_event()
+    assert torch.equal(copy.tensor(), torch.arange(1 << 20))
+    event.wait()
+    assert not there.any()
+
+
+@pytest.mark.gpu
+def test_staged_copies(runtime: CudaRuntime) -> None:
+    host = runtime.pin((3, 5), torch.int32)
+    assert host.is_pinned() and not host.any()
+    host.copy_(torch.arange(15).view(3, 5))
+    there = torch.full((3, 5), -1, dtype=torch.int32, device=runtime.torch_device)
+    runtime.copy_to_device(there, host)
+    assert torch.equal(runtime.to_host(there), host)
+
+
+@pytest.mark.gpu
+def test_graphs_share_memory_and_read_new_contents(runtime: CudaRuntime) -> None:
+    graphs = runtime.graphs()
+    assert graphs is not None
+    source = torch.zeros(1 << 20, device=runtime.torch_device)
+    outs = [torch.empty(size, device=runtime.torch_device) for size in (1 << 20, 1 << 10)]
+
+    def run(out: torch.Tensor) -> None:
+        out.copy_((source[: len(out)] * 2 + 1).sqrt() + 1)  # with intermediates from the graphs' own memory
+
+    captured = [graphs.capture(lambda out=out: run(out)) for out in outs]
+    reserved = torch.cuda.memory_reserved()
+    for value in (4.0, 12.0):
+        source.fill_(value)
+        for graph, out in zip(captured, outs):
+            graph.replay()
+            assert torch.equal(out, torch.full_like(out, (2 * value + 1) ** 0.5 + 1))
+    assert torch.cuda.memory_reserved() == reserved
+
+
+@pytest.mark.gpu
+def test_the_peak_is_what_was_held_at_once(runtime: CudaRuntime) -> None:
+    def run() -> None:
+        for _ in range(3):
+            torch.empty(64 << 20, dtype=torch.uint8, device=runtime.torch_device)
+
+    assert runtime.measure_peak_bytes(run) == 64 << 20
+
+
+@pytest.mark.gpu
+def test_a_profile_names_the_kernels(runtime: CudaRuntime) -> None:
+    x = torch.randn(512, 512, device=runtime.torch_device)
+    text = runtime.profile(lambda: [x @ x for _ in range(5)] and None)
+    assert text is not None and text.startswith("GPU busy") and "kernel" in text

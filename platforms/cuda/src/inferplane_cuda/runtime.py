@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from inferplane.api import DeviceDescriptor, DeviceRuntime, MemoryInfo
+from inferplane.api import DeviceDescriptor, DeviceRuntime, Event, GraphBackend, HostCopy, MemoryInfo
+from inferplane_cuda.graphs import CudaGraphs
 
 if TYPE_CHECKING:
     from inferplane.api.config import EngineConfig
+
+
+class CudaEvent(Event):
+    """The point that the current stream has reached."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaHostCopy(CudaEvent, HostCopy):
+    """A copy into pinned memory, queued behind what the current stream has."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._copied.copy_(tensor, non_blocking=True)
+        super().__init__()
+
+    def tensor(self) -> torch.Tensor:
+        self.wait()
+        return self._copied
 
 
 class CudaRuntime(DeviceRuntime):
@@ -37,3 +63,32 @@ class CudaRuntime(DeviceRuntime):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def pin(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def to_host_async(self, tensor: torch.Tensor) -> HostCopy:
+        return CudaHostCopy(tensor)
+
+    def record_event(self) -> Event:
+        return CudaEvent()
+
+    def graphs(self) -> GraphBackend | None:
+        return CudaGraphs(self.torch_device)
+
+    def measure_peak_bytes(self, run: Callable[[], None]) -> int | None:
+        device = self.torch_device
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def profile(self, run: Callable[[], None]) -> str | None:
+        from inferplane_cuda.kernel_profile import record, report
+
+        return report(record(run))
