@@ -81,6 +81,24 @@ def test_platforms_and_plugins_import_the_api_and_nothing_else_of_the_core():
     assert not found, "a plugin is written against inferplane.api alone:\n" + "\n".join(found)
 
 
+def test_plugins_of_this_repository_declare_the_current_api():
+    """The adapter for the major before is for those that cannot be changed here."""
+    from inferplane.api import API_VERSION
+    from inferplane.plugins.negotiation import declared_in_source
+
+    entry_points = {
+        target: distribution.name
+        for distribution in distributions()
+        for target in distribution.pyproject["project"]
+        .get("entry-points", {})
+        .get("inferplane.plugins", {})
+        .values()
+    }
+    assert entry_points
+    declared = {name: declared_in_source(target) for target, name in entry_points.items()}
+    assert all(api and api[0] == API_VERSION[0] for api in declared.values()), declared
+
+
 def test_kernels_import_nothing_of_ours():
     found = [
         f"{shown(path)}: {name}"

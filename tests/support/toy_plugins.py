@@ -52,5 +52,5 @@ class ToyIndex:
         self._monkeypatch.delitem(sys.modules, module, raising=False)
         return distribution
 
-    def install_platform(self, name: str, score: int = 100, api: str = "(1, 0)") -> str:
+    def install_platform(self, name: str, score: int = 100, api: str = "(2, 0)") -> str:
         return self.install(name, PLATFORM.format(name=name, score=score, api=api))

@@ -12,7 +12,7 @@ from toy_plugins import ToyIndex
 PROBE = """
 from inferplane.api import *
 import time
-MANIFEST = PluginManifest(name={name!r}, api=(1, 0), provides=("platform",))
+MANIFEST = PluginManifest(name={name!r}, api=(2, 0), provides=("platform",))
 @hookimpl
 def probe_devices():
     {body}
@@ -136,7 +136,7 @@ def test_a_probe_that_hangs_is_given_up(toys: ToyIndex) -> None:
 
 def test_a_plugin_without_devices_is_no_platform(toys: ToyIndex) -> None:
     toys.install(
-        "models", "from inferplane.api import *\nMANIFEST = PluginManifest('models', (1, 0), ('models',))\n"
+        "models", "from inferplane.api import *\nMANIFEST = PluginManifest('models', (2, 0), ('models',))\n"
     )
     plugins = load_plugins()
     plugins.probe()

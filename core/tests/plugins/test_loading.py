@@ -24,7 +24,7 @@ def record_of(plugins: PluginSet, name: str):
 
 def test_the_reference_is_always_there() -> None:
     record = record_of(load_plugins(), "reference")
-    assert (record.distribution, record.api, record.status) == ("inferplane", "1.0", PluginStatus.LOADED)
+    assert (record.distribution, record.api, record.status) == ("inferplane", "2.0", PluginStatus.LOADED)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,10 @@ def test_a_named_plugin_must_load(toys: ToyIndex, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("api", "parts"),
     [
-        ((99, 0), ("99.0", "newer", "1.0", "pip install --upgrade inferplane")),
-        ((1, 7), ("1.7", "newer", "1.0", "pip install --upgrade inferplane")),
-        ((0, 3), ("0.3", "older", "1.0", "pip install --upgrade toy-versioned")),
+        ((99, 0), ("99.0", "newer", "1.0 or 2.0", "pip install --upgrade inferplane")),
+        ((2, 7), ("2.7", "newer", "1.0 or 2.0", "pip install --upgrade inferplane")),
+        ((1, 7), ("1.7", "newer", "1.0 or 2.0", "pip install --upgrade inferplane")),
+        ((0, 3), ("0.3", "older", "1.0 or 2.0", "pip install --upgrade toy-versioned")),
     ],
 )
 @pytest.mark.parametrize("imports_what_is_gone", [False, True])
@@ -113,12 +114,12 @@ def test_another_api_version_is_refused(
     ("source", "reason"),
     [
         ("", "has no MANIFEST"),
-        ("MANIFEST = {'name': 'odd', 'api': (1, 0)}", "is a dict, not an inferplane.api.PluginManifest"),
+        ("MANIFEST = {'name': 'odd', 'api': (2, 0)}", "is a dict, not an inferplane.api.PluginManifest"),
         (MANIFEST.format(name="odd", api="1.0"), "declares api='1.0'"),
-        ("from inferplane.api import *\nMANIFEST = PluginManifest('odd', (1, 0), 7)", "declares provides=7"),
-        (MANIFEST.format(name="other", api=(1, 0)), "named 'other', its entry point 'odd'"),
-        (MANIFEST.format(name="odd", api=(1, 0)) + "@hookimpl\ndef no_such_hook(): pass", "no_such_hook"),
-        (MANIFEST.format(name="odd", api=(1, 0)) + "@hookimpl\ndef models(extra): pass", "extra"),
+        ("from inferplane.api import *\nMANIFEST = PluginManifest('odd', (2, 0), 7)", "declares provides=7"),
+        (MANIFEST.format(name="other", api=(2, 0)), "named 'other', its entry point 'odd'"),
+        (MANIFEST.format(name="odd", api=(2, 0)) + "@hookimpl\ndef no_such_hook(): pass", "no_such_hook"),
+        (MANIFEST.format(name="odd", api=(2, 0)) + "@hookimpl\ndef models(extra): pass", "extra"),
     ],
 )
 def test_a_plugin_that_breaks_the_contract_is_refused_whole(toys: ToyIndex, source: str, reason: str) -> None:
@@ -148,12 +149,12 @@ def test_two_distributions_of_one_plugin_name(toys: ToyIndex) -> None:
 
 
 def test_a_hook_that_raises_is_left_out(toys: ToyIndex, caplog: pytest.LogCaptureFixture) -> None:
-    manifest = MANIFEST.format(name="raising", api=(1, 0))
+    manifest = MANIFEST.format(name="raising", api=(2, 0))
     toys.install("raising", manifest + "@hookimpl\ndef models(): raise OSError('disk on fire')\n")
-    toys.install("wrong", MANIFEST.format(name="wrong", api=(1, 0)) + "@hookimpl\ndef models(): return 17\n")
+    toys.install("wrong", MANIFEST.format(name="wrong", api=(2, 0)) + "@hookimpl\ndef models(): return 17\n")
     toys.install(
         "right",
-        MANIFEST.format(name="right", api=(1, 0))
+        MANIFEST.format(name="right", api=(2, 0))
         + "@hookimpl\ndef models(): return {'ToyModel': 'toy:Model'}\n",
     )
     plugins = load_plugins()
@@ -166,7 +167,7 @@ def test_a_hook_that_raises_is_left_out(toys: ToyIndex, caplog: pytest.LogCaptur
 
 def test_two_plugins_of_one_key_are_announced(toys: ToyIndex, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("one", "two"):
-        source = MANIFEST.format(name=name, api=(1, 0))
+        source = MANIFEST.format(name=name, api=(2, 0))
         toys.install(
             name, source + f"@hookimpl\ndef scheduler_policies(): return {{'sjf': '{name}:Policy'}}\n"
         )
@@ -175,7 +176,7 @@ def test_two_plugins_of_one_key_are_announced(toys: ToyIndex, caplog: pytest.Log
 
 
 def test_commands(toys: ToyIndex) -> None:
-    source = MANIFEST.format(name="speaking", api=(1, 0))
+    source = MANIFEST.format(name="speaking", api=(2, 0))
     toys.install(
         "speaking",
         source + "@hookimpl\ndef cli_commands(): return [CommandSpec('say', 'toy:say', 'Says a word.')]\n",

@@ -15,7 +15,7 @@ from toy_plugins import PLATFORM, ToyIndex
 
 OPS_PLUGIN = """
 from inferplane.api import *
-MANIFEST = PluginManifest(name={name!r}, api=(1, 0), provides=("ops",))
+MANIFEST = PluginManifest(name={name!r}, api=(2, 0), provides=("ops",))
 def doubled(*args): return {name!r}
 @hookimpl
 def op_implementations(device):
@@ -27,7 +27,7 @@ def op_implementations(device):
 
 BACKENDS_PLUGIN = """
 from inferplane.api import *
-MANIFEST = PluginManifest(name="extra", api=(1, 0), provides=("kernels",))
+MANIFEST = PluginManifest(name="extra", api=(2, 0), provides=("kernels",))
 @hookimpl
 def attention_backends(device):
     from inferplane.api.attention import AttentionBackend
@@ -140,7 +140,7 @@ def test_linear_kernels(toys: ToyIndex, device: DeviceDescriptor) -> None:
 
 def test_the_devices_own_platform_must_not_fail(toys: ToyIndex) -> None:
     hook = "@hookimpl\ndef op_implementations(device): raise OSError('kernels are broken')\n"
-    toys.install("alpha", PLATFORM.format(name="alpha", score=300, api=(1, 0)) + hook)
+    toys.install("alpha", PLATFORM.format(name="alpha", score=300, api=(2, 0)) + hook)
     plugins = load_plugins(quiet=True)
     with pytest.raises(PluginError, match=r"toy-alpha.*kernels are broken"):
         plugins.resolve_ops(plugins.select_device("alpha"), torch.float32)

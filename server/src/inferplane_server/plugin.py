@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inferplane.api import CommandSpec, PluginManifest, hookimpl
 
-MANIFEST = PluginManifest(name="server", api=(1, 0), provides=("server",))
+MANIFEST = PluginManifest(name="server", api=(2, 0), provides=("server",))
 
 
 @hookimpl

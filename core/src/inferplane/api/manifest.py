@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-API_VERSION = (1, 0)
+API_VERSION = (2, 0)
 """(major, minor) of `inferplane.api`. A minor adds, a major may take away."""
 
-SUPPORTED_MAJORS = (1,)
+PREVIOUS_API_VERSION: tuple[int, int] = (1, 0)
+"""The last version of the major before, whose plugins are served through an adapter."""
 
 
 @dataclass(frozen=True)

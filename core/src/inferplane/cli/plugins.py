@@ -27,3 +27,6 @@ def list_plugins(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     print_table(rows, ["name", "distribution", "version", "api", "status", "score", "reason"])
+    for record in plugin_set.records:
+        for note in record.notes:
+            click.echo(f"note: {record.label}: {note}")

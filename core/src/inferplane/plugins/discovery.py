@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -10,8 +11,14 @@ from typing import Any
 import pluggy
 
 from inferplane.api import hookspecs
-from inferplane.api.manifest import PluginManifest
-from inferplane.plugins.negotiation import declared_in_source, format_version, manifest_fault, version_fault
+from inferplane.api.manifest import API_VERSION, PluginManifest
+from inferplane.plugins.negotiation import (
+    declared_in_source,
+    format_version,
+    manifest_fault,
+    needs_adapter,
+    version_fault,
+)
 from inferplane.plugins.record import PluginRecord, PluginStatus, describe, format_traceback
 
 ENTRY_POINT_GROUP = "inferplane.plugins"
@@ -74,15 +81,18 @@ class _Trial:
     def __init__(self) -> None:
         self._manager = new_manager()
 
-    def fault(self, module: Any, name: str) -> str | None:
-        """Why the plugin's hooks are not those of the API; None when they are."""
-        try:
-            self._manager.register(module, name)
-            self._manager.check_pending()
-        except Exception as error:
-            self._manager = new_manager()
-            return f"its hooks do not fit the plugin API: {' '.join(str(error).split())}"
-        return None
+    def fault(self, module: Any, name: str) -> tuple[str | None, tuple[str, ...]]:
+        """Why the plugin's hooks are not those of the API, None when they are; and which of them will go."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                self._manager.register(module, name)
+                self._manager.check_pending()
+            except Exception as error:
+                self._manager = new_manager()
+                return f"its hooks do not fit the plugin API: {' '.join(str(error).split())}", ()
+        deprecated = (each for each in caught if issubclass(each.category, DeprecationWarning))
+        return None, tuple(str(each.message) for each in deprecated)
 
 
 def _load(
@@ -99,10 +109,18 @@ def _load(
     record = replace(record, api=format_version(manifest.api), provides=tuple(manifest.provides))
     if fault := version_fault(manifest.api, record.distribution):
         return _refused(record, fault)
-    if fault := trial.fault(module, entry.name):
+    fault, notes = trial.fault(module, entry.name)
+    if fault:
         return _refused(record, fault)
-    manager.register(module, entry.name)
-    return record
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # they are in the record's notes
+        manager.register(module, entry.name)
+    if needs_adapter(manifest.api):
+        served, newest = format_version(manifest.api), format_version(API_VERSION)
+        notes += (
+            f"written for plugin API {served}, which the next major ends; this inferplane has {newest}",
+        )
+    return replace(record, notes=notes)
 
 
 def _import_failure(record: PluginRecord, entry: EntryPoint, error: BaseException) -> PluginRecord:

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 from typing import Any
 
-from inferplane.api.manifest import API_VERSION, SUPPORTED_MAJORS, PluginManifest
+from inferplane.api.manifest import API_VERSION, PREVIOUS_API_VERSION, PluginManifest
 
 
 def format_version(api: tuple[int, int]) -> str:
@@ -15,9 +15,17 @@ def format_version(api: tuple[int, int]) -> str:
 
 def supported_range() -> str:
     """The declared versions that work, in words."""
-    newest = format_version(API_VERSION)
-    oldest = f"{min(SUPPORTED_MAJORS)}.0"
-    return newest if newest == oldest else f"{oldest} to {newest}"
+    return " or ".join(_minors(newest) for newest in (PREVIOUS_API_VERSION, API_VERSION))
+
+
+def _minors(newest: tuple[int, int]) -> str:
+    first, last = f"{newest[0]}.0", format_version(newest)
+    return last if first == last else f"{first} to {last}"
+
+
+def needs_adapter(api: tuple[int, int]) -> bool:
+    """Whether a plugin that is served was written for the previous major."""
+    return api[0] == PREVIOUS_API_VERSION[0]
 
 
 def manifest_fault(manifest: Any, entry_point_name: str) -> str | None:
@@ -25,12 +33,12 @@ def manifest_fault(manifest: Any, entry_point_name: str) -> str | None:
     if manifest is None:
         return (
             "its module has no MANIFEST; a plugin declares "
-            "MANIFEST = PluginManifest(name=…, api=(1, 0), provides=(…,))"
+            "MANIFEST = PluginManifest(name=…, api=(2, 0), provides=(…,))"
         )
     if not isinstance(manifest, PluginManifest):
         return f"its MANIFEST is a {type(manifest).__name__}, not an inferplane.api.PluginManifest"
     if not _is_version(manifest.api):
-        return f"its MANIFEST declares api={manifest.api!r}; two integers are needed, as in (1, 0)"
+        return f"its MANIFEST declares api={manifest.api!r}; two integers are needed, as in (2, 0)"
     if not isinstance(manifest.provides, tuple) or not all(
         isinstance(part, str) for part in manifest.provides
     ):
@@ -42,9 +50,10 @@ def manifest_fault(manifest: Any, entry_point_name: str) -> str | None:
 
 def version_fault(api: tuple[int, int], distribution: str) -> str | None:
     """Why a plugin written for ``api`` is not served, with the command that mends it; None when it is served."""
-    is_too_new = api[0] > API_VERSION[0] or (api[0] == API_VERSION[0] and api[1] > API_VERSION[1])
-    if not is_too_new and api[0] in SUPPORTED_MAJORS:
+    newest = {version[0]: version for version in (PREVIOUS_API_VERSION, API_VERSION)}
+    if api[0] in newest and api <= newest[api[0]]:
         return None
+    is_too_new = api[0] in newest or api > API_VERSION
     which, outdated = ("newer", "inferplane") if is_too_new else ("older", distribution)
     return (
         f"it was written for plugin API {format_version(api)}, which is {which} than this inferplane serves "

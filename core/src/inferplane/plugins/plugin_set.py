@@ -274,6 +274,10 @@ class PluginSet:
     ) -> Any:
         try:
             answer = self._call(name, hook, **arguments)
+            if answer is not None and self._records[name].is_adapted and device is not None:
+                from inferplane.plugins import previous_api
+
+                answer = previous_api.adapt(hook, answer)
             return answer if answer is None else _convert(name, hook, answer)
         except (Exception, SystemExit) as error:
             self._blame(name, hook, error, device)

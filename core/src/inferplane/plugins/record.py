@@ -6,6 +6,8 @@ import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 
+from inferplane.api.manifest import PREVIOUS_API_VERSION
+
 
 class PluginError(RuntimeError):
     """A plugin that was asked for cannot be used, or no choice between plugins can be made. Says the mend."""
@@ -40,12 +42,19 @@ class PluginRecord:
     """Of a platform that was probed and found devices."""
     reason: str | None = None
     """Why the plugin is not usable, or which devices it found."""
+    notes: tuple[str, ...] = ()
+    """What the plugin's author should know although it works: hooks that will go, an API that is served by adapter."""
     traceback: str | None = None
     """Of the exception that took the plugin down."""
 
     @property
     def label(self) -> str:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether it was written for the previous major of the plugin API."""
+        return self.api is not None and self.api.startswith(f"{PREVIOUS_API_VERSION[0]}.")
 
     @property
     def is_usable(self) -> bool:

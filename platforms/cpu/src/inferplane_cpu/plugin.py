@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
 
-MANIFEST = PluginManifest(name="cpu", api=(1, 0), provides=("platform",))
+MANIFEST = PluginManifest(name="cpu", api=(2, 0), provides=("platform",))
 
 
 @hookimpl

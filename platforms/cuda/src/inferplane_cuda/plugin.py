@@ -13,7 +13,7 @@ from inferplane_cuda.probing import PLATFORM, VISIBLE, probe
 if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
 
-MANIFEST = PluginManifest(name=PLATFORM, api=(1, 0), provides=("platform",))
+MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
 
 @hookimpl

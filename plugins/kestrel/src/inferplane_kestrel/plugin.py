@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
     from inferplane.api.ops import OpImpl
 
-MANIFEST = PluginManifest(name="kestrel", api=(1, 0), provides=("platform",))
+MANIFEST = PluginManifest(name="kestrel", api=(2, 0), provides=("platform",))
 MEMORY_BYTES = 4 << 30
 DEFAULT_NUM_CARDS = 2
 

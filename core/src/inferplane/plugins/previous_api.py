@@ -1,0 +1,69 @@
+"""What a plugin of the previous API major gives, made into what this one expects.
+
+API 1 differs from API 2 in this:
+
+- `AttentionBackend.unsupported_reason` took ``(layer, dtype)`` with the dtype as a name, and now takes an
+  `AttentionQuery`. `AttentionBackend.forward` had no ``sinks``, and a layer had neither a soft cap nor a KV cache of
+  another dtype: a backend of API 1 cannot know that it does not know them, so it is asked only about layers without.
+
+Everything else that API 2 changed is an addition with a default. Imports torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
+
+
+def adapt(hook: str, answer: Any) -> Any:
+    """What a hook of an API 1 plugin returned, for this core. Raises TypeError for what is not of API 1."""
+    if hook == "attention_backends":
+        return [adapt_attention(backend) for backend in answer]
+    return answer
+
+
+def adapt_attention(backend: Any) -> type[AttentionBackend]:
+    """A subclass that speaks API 2, under the same name and priority."""
+    parameters = inspect.signature(backend.unsupported_reason).parameters
+    if len(parameters) == 1:
+        raise TypeError(
+            f"{backend.__name__}.unsupported_reason takes an AttentionQuery, which is of plugin API 2, but its "
+            "plugin declares API 1; declare api=(2, 0)"
+        )
+
+    class Adapted(backend):  # type: ignore[misc]
+        @classmethod
+        def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+            if reason := _beyond_api_1(query):
+                return f"was written for plugin API 1, which has no {reason}"
+            return super().unsupported_reason(query.layer, str(query.dtype).removeprefix("torch."))
+
+        def forward(
+            self,
+            layer: AttentionLayer,
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            kv: torch.Tensor,
+            metadata: Any,
+            *,
+            sinks: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            return super().forward(layer, q, k, v, kv, metadata)
+
+    Adapted.__name__, Adapted.__qualname__ = backend.__name__, backend.__qualname__
+    return Adapted
+
+
+def _beyond_api_1(query: AttentionQuery) -> str | None:
+    lacking: Sequence[tuple[bool, str]] = (
+        (query.layer.soft_cap is not None, "soft cap"),
+        (query.layer.has_sinks, "attention sinks"),
+        (query.kv_dtype != query.dtype, "KV cache of another dtype"),
+    )
+    return next((what for is_asked, what in lacking if is_asked), None)
