@@ -35,7 +35,7 @@ SPECS = {
 
 def test_a_share_of_the_available_memory_less_the_largest_step():
     budget = kv_budget_bytes(MemoryInfo(24 * GIB, 20 * GIB), True, CONFIG, SPECS)
-    assert budget == int(20 * GIB * 0.4) - activation_bytes(CONFIG) - RESERVE_BYTES
+    assert budget == int(20 * GIB * 0.4) - activation_bytes(CONFIG, True) - RESERVE_BYTES
     assert 7 * GIB < budget < 8 * GIB
 
 
@@ -60,9 +60,12 @@ def test_too_little_memory_is_nothing_rather_than_negative():
 
 def test_the_largest_step_counts_tokens_and_logits():
     tokens = 2048 * 2 * (8 * 576 + 4 * 1536)
-    assert activation_bytes(CONFIG) == tokens + 256 * 49_152 * (2 + 12)
+    logits = 256 * 49_152
+    assert activation_bytes(CONFIG, False) == tokens + logits * (2 + 4 + 4 * 10)
+    # where memory is the host's, they are sampled in slices
+    assert activation_bytes(CONFIG, True) == tokens + logits * (2 + 4) + (1 << 22) * 4 * 10
     without_sizes = replace(CONFIG, model=replace(CONFIG.model, hf_config={}))
-    assert activation_bytes(without_sizes) > activation_bytes(CONFIG)
+    assert activation_bytes(without_sizes, True) > activation_bytes(CONFIG, True)
 
 
 def test_a_cache_larger_than_the_device_is_refused_before_it_is_allocated():

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferplane.plan import NewRequest
-from inferplane.runner.sampler import Sampler
-from inferplane.runner.uniforms import uniforms
+from inferplane.runner.draw import BLOCK
+from inferplane.runner.sampler import Choices, Sampler
+from race_oracle import is_first, key_of
 
 VOCAB = 97
 PROMPT = [3, 9, 9, 40, 41]
@@ -49,27 +50,13 @@ def allowed_distribution(request: NewRequest, output: list[int], logits: list[fl
     probs = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
     if p.top_p < 1:
         mass = 0.0
-        for token in sorted(range(VOCAB), key=lambda token: (-probs[token], token)):
+        for token in sorted(range(VOCAB), key=lambda token: -probs[token]):
             if mass >= p.top_p:
                 x[token] = -math.inf
             mass += probs[token]
         probs = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
     probs[probs < p.min_p * probs.max()] = 0
     return (probs / probs.sum()).tolist()
-
-
-def is_sorted_draw(request: NewRequest) -> bool:
-    """Whether the place in the cumulative distribution counts from the most likely token instead of from token 0."""
-    return 0 < request.params.top_k < VOCAB or request.params.top_p < 1
-
-
-def place_of(token: int, request: NewRequest, probs: list[float]) -> tuple[float, float]:
-    """The part of [0, 1) that stands for a token."""
-    order = (
-        sorted(range(VOCAB), key=lambda t: (-probs[t], t)) if is_sorted_draw(request) else list(range(VOCAB))
-    )
-    before = sum(probs[t] for t in order[: order.index(token)])
-    return before, before + probs[token]
 
 
 def random_request(rng: random.Random, name: str) -> NewRequest:
@@ -130,10 +117,10 @@ class Rows:
             if error is not None:
                 self.errors[row] = error
 
-    def sample(self, rows: list[int], logits: torch.Tensor):
+    def sample(self, rows: list[int], logits: torch.Tensor) -> Choices:
         positions = np.array([len(self.outputs[row]) for row in rows])
         outputs = lambda row: np.array(self.outputs[row], np.int32)  # noqa: E731
-        return self.sampler.sample(np.array(rows), positions, outputs, logits)
+        return self.sampler.sample(np.array(rows), positions, outputs, logits).read(make_runtime())
 
     def append(self, row: int, token: int) -> None:
         self.outputs[row].append(token)
@@ -161,10 +148,8 @@ def test_every_choice_is_the_one_that_the_definitions_allow(seed: int):
                 continue
             assert index not in sampled.errors
             token = int(sampled.token_ids[index])
-            low, high = place_of(token, request, probs)
-            place = uniforms(np.array([request.seed % 2**64], np.uint64), np.array([len(output)]))[0]
             if request.params.temperature > 0:
-                assert low - 1e-5 <= place <= high + 1e-5
+                assert is_first(key_of(request.seed % 2**64, len(output)), probs, token, BLOCK)
             assert probs[token] > 0
             check_logprobs(request, logits[row], token, sampled.logprobs.get(index))
             rows.append(row, token)
@@ -245,7 +230,7 @@ def test_large_vocabularies_are_independent_of_the_batch_too(runtime, new_reques
             request = new_request(str(row), [1, 2, 3], seed=row, **kinds[row % len(kinds)])
             sampler.add(row, request, np.concatenate([np.array([1, 2, 3], np.int32), output]))
         positions = np.full(len(rows), len(output))
-        sampled = sampler.sample(np.array(rows), positions, lambda row: output, logits[rows])
+        sampled = sampler.sample(np.array(rows), positions, lambda row: output, logits[rows]).read(runtime)
         assert not sampled.errors
         return {row: (int(sampled.token_ids[i]), sampled.logprobs.get(i)) for i, row in enumerate(rows)}
 
@@ -285,7 +270,7 @@ def test_a_row_forgets_its_last_request(runtime, new_request):
     sampler.add(0, new_request("b", PROMPT, temperature=0.0), np.array(PROMPT))
     logits = torch.zeros(1, VOCAB)
     logits[0, 11] = 1
-    sampled = sampler.sample(np.array([0]), np.array([0]), lambda row: output, logits)
+    sampled = sampler.sample(np.array([0]), np.array([0]), lambda row: output, logits).read(runtime)
     assert sampled.token_ids.tolist() == [11]
     assert not sampled.logprobs
 
@@ -305,7 +290,7 @@ def test_sampled_frequencies_follow_the_distribution(runtime, new_request):
     for start in range(0, count, batch):
         sampled = sampler.sample(
             np.arange(batch), start + np.arange(batch), lambda row: none, logits.expand(batch, -1)
-        )
+        ).read(runtime)
         observed += np.bincount(sampled.token_ids, minlength=len(logits))
     chi_square = ((observed - count * probs) ** 2 / (count * probs)).sum()
     assert chi_square < 29.9  # 7 degrees of freedom: exceeded once in 10,000 times
@@ -405,7 +390,9 @@ def test_ids_beyond_the_vocabulary_touch_no_other_request(runtime, new_request):
     logits[:, 4], logits[:, 2] = 9.0, 8.0  # both banned
     logits[1, 7], logits[1, 5] = 7.0, 6.0  # where 17 and 15 of row 0 would come to lie
     logits[0, 6] = 5.0
-    sampled = sampler.sample(np.arange(2), np.zeros(2, np.int64), lambda row: np.zeros(0, np.int32), logits)
+    sampled = sampler.sample(
+        np.arange(2), np.zeros(2, np.int64), lambda row: np.zeros(0, np.int32), logits
+    ).read(runtime)
     assert sampled.errors == {}
     assert sampled.token_ids.tolist() == [6, 7]
 

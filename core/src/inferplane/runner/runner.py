@@ -107,9 +107,10 @@ class Runner:
         sampled = self._sampler.sample(
             rows, batch.num_output_tokens(rows), batch.output_tokens, executed.logits
         )
-        token_ids, ids = sampled.token_ids, batch.request_ids(rows)
-        result.logprobs = {ids[index]: [entry] for index, entry in sampled.logprobs.items()}
-        result.errors.update((ids[index], error) for index, error in sampled.errors.items())
+        choices = sampled.read(self._runtime)
+        token_ids, ids = choices.token_ids, batch.request_ids(rows)
+        result.logprobs = {ids[index]: [entry] for index, entry in choices.logprobs.items()}
+        result.errors.update((ids[index], error) for index, error in choices.errors.items())
         if result.errors:
             at = np.array(
                 [index for index, request_id in enumerate(ids) if request_id not in result.errors], np.int64

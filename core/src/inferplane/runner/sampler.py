@@ -13,23 +13,24 @@ import torch
 from inferplane.plan import NewRequest
 from inferplane.request import PositionLogprobs
 from inferplane.runner.adjustments import Adjustments, apply_sparse
-from inferplane.runner.draw import Drawn, Settings, draw, draw_top_k, draw_top_p, take_best
-from inferplane.runner.logprobs import position_logprobs
-from inferplane.runner.uniforms import uniforms
+from inferplane.runner.draw import Drawn, Settings, draw, take_best
+from inferplane.runner.logprobs import pack_logprobs, unpack_logprobs
+from inferplane.runner.noise import row_keys
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime
 
 TOP_K_WIDTHS = (64, 256, 1024, 4096)
-"""Candidates taken for a top_k; a request's own setting picks the width, so that it takes one path in any batch."""
-
-TIES_ALLOWED_FOR = 14
-"""Candidates beyond top_k, so that logits of few mantissa bits, which tie often, rarely need the whole row."""
+"""Candidates taken for a top_k, so that a request which wants few does not pay for one that wants many."""
 
 HOST_SLICE_ELEMENTS = 1 << 22
-DEVICE_SLICE_ELEMENTS = 1 << 26
-"""Logits handled at once: in host memory few enough that temporaries are reused instead of mapped anew (on 64 × 49,152
-logits that was a factor of 5), elsewhere only so many that memory stays bounded."""
+DEVICE_SLICE_ELEMENTS = 1 << 25
+
+
+def slice_elements(is_host_memory: bool) -> int:
+    """Logits handled at once: in host memory few enough that temporaries are reused instead of mapped anew (on 64 ×
+    49,152 logits that was a factor of 5), elsewhere only so many that memory stays bounded."""
+    return HOST_SLICE_ELEMENTS if is_host_memory else DEVICE_SLICE_ELEMENTS
 
 
 class Method(IntEnum):
@@ -39,14 +40,53 @@ class Method(IntEnum):
     TOP_K = 3
 
 
-@dataclass
-class Sampled:
-    """Of n rows of logits, by their index."""
+class Outcome(IntEnum):
+    """Of the choice in one row of logits."""
+
+    TOKEN = 0
+    NOT_FINITE = 1
+    """The model's own logits leave nothing to choose."""
+    NOTHING_LEFT = 2
+
+
+_WHAT_IS_WRONG = {
+    Outcome.NOT_FINITE: "the model's logits are not finite numbers; a wider dtype may help",
+    Outcome.NOTHING_LEFT: "no token is left to choose: logit_bias, allowed_token_ids, bad_words and min_tokens ban "
+    "all of them",
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """`Sampled`, in host memory."""
 
     token_ids: np.ndarray
     """[n] int64; of no meaning where there is an error."""
-    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    logprobs: dict[int, PositionLogprobs]
+    errors: dict[int, str]
+
+
+@dataclass
+class Sampled:
+    """Of n rows of logits, by their index. What lies on the device may not be computed yet."""
+
+    token_ids: torch.Tensor
+    """[n] int64 on the device; a token of the vocabulary even where there is an error."""
+    outcomes: torch.Tensor
+    """[n] int64 on the device: `Outcome`s."""
+    logprobs: list[tuple[np.ndarray, np.ndarray, torch.Tensor]]
+    """Indices, numbers of best tokens, and what `pack_logprobs` made of these rows, on the device."""
     errors: dict[int, str] = field(default_factory=dict)
+    """Those that the host knows of: of logits processors."""
+
+    def read(self, runtime: DeviceRuntime) -> Choices:
+        """Waits for the device."""
+        token_ids, outcomes = runtime.to_host(torch.stack((self.token_ids, self.outcomes))).numpy()
+        errors = {int(index): _WHAT_IS_WRONG[Outcome(outcomes[index])] for index in np.flatnonzero(outcomes)}
+        logprobs: dict[int, PositionLogprobs] = {}
+        for at, num_top, packed in self.logprobs:
+            logprobs.update(zip(at.tolist(), unpack_logprobs(runtime.to_host(packed), num_top)))
+        return Choices(token_ids, logprobs, errors | self.errors)
 
 
 class Sampler:
@@ -63,14 +103,13 @@ class Sampler:
         self._vocab_size = vocab_size
         self._runtime = runtime
         self._processors = processors
-        size = HOST_SLICE_ELEMENTS if runtime.is_host_memory else DEVICE_SLICE_ELEMENTS
-        self.rows_per_slice = max(1, size // vocab_size)
+        self.rows_per_slice = max(1, slice_elements(runtime.is_host_memory) // vocab_size)
         self._kind = np.zeros(max_num_reqs, np.int64)
         """What must be equal for two rows to be sampled by the same calls: see `_kind_of`."""
         self._temperature = np.ones(max_num_reqs, np.float32)
-        self._top_k = np.zeros(max_num_reqs, np.int64)
-        self._top_p = np.ones(max_num_reqs, np.float64)
-        self._min_p = np.zeros(max_num_reqs, np.float64)
+        self._top_k = np.zeros(max_num_reqs, np.int32)
+        self._top_p = np.ones(max_num_reqs, np.float32)
+        self._min_p = np.zeros(max_num_reqs, np.float32)
         self._seed = np.zeros(max_num_reqs, np.uint64)
         self._wants_logprobs = np.zeros(max_num_reqs, bool)
         self._num_logprobs = np.zeros(max_num_reqs, np.int64)
@@ -90,7 +129,7 @@ class Sampler:
             ) as raised:  # a plugin's factory may raise anything, and it is this request's affair alone
                 error = _describe(raised)
         self._temperature[row] = 1.0 if params.is_greedy else params.temperature
-        self._top_k[row] = params.top_k or self._vocab_size
+        self._top_k[row] = min(params.top_k or self._vocab_size, self._vocab_size)
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed[row] = request.seed % 2**64
@@ -118,26 +157,36 @@ class Sampler:
         outputs: Callable[[int], np.ndarray],
         logits: torch.Tensor,
     ) -> Sampled:
-        """Chooses a token for each of the batch rows.
+        """Chooses a token for each of the batch rows, of which there is at least one.
 
         ``positions``: how many output tokens each row has so far, and ``outputs(row)`` gives them; ``logits:
         [len(rows), vocab_size]`` any float dtype, not changed.
         """
-        sampled = Sampled(np.zeros(len(rows), np.int64))
-        uniform = uniforms(self._seed[rows], positions)
+        keys = row_keys(self._seed[rows], positions)
         kinds = self._kind[rows]
+        errors: dict[int, str] = {}
+        order, token_ids, outcomes = [], [], []
         for kind in np.unique(kinds).tolist():
             for at in self._slices(np.flatnonzero(kinds == kind)):
-                part = _take_rows(logits, at, self._runtime)
-                if kind & 1:
-                    part = part.to(torch.float32, copy=True)
-                    self._adjust(part, at, rows[at], outputs, sampled.errors)
-                drawn = self._draw(part, kind, rows[at], uniform[at])
-                sampled.token_ids[at] = drawn.token_ids
-                for index in at[~drawn.is_valid].tolist():
-                    sampled.errors.setdefault(index, _why_nothing_to_choose(logits[index]))
-        self._add_logprobs(rows, logits, sampled)
-        return sampled
+                part = given = _take_rows(logits, at, self._runtime)
+                is_adjusted = bool(kind & 1)
+                if is_adjusted:
+                    part = given.to(torch.float32, copy=True)
+                    self._adjust(part, at, rows[at], outputs, errors)
+                drawn = self._draw(part, kind, rows[at], keys[:, at])
+                order.append(at)
+                token_ids.append(drawn.token_ids)
+                outcomes.append(_outcomes(drawn, given if is_adjusted else None))
+        places = np.argsort(np.concatenate(order))
+        chosen = self._join(token_ids, places)
+        logprobs = self._logprobs(rows, logits, chosen)
+        return Sampled(chosen, self._join(outcomes, places), logprobs, errors)
+
+    def _join(self, parts: list[torch.Tensor], places: np.ndarray) -> torch.Tensor:
+        """The parts one after another, and of that the elements at ``places``."""
+        if len(parts) == 1:  # of all rows, then, in their order
+            return parts[0]
+        return torch.cat(parts)[self._runtime.to_device(torch.from_numpy(places))]
 
     def _kind_of(self, row: int, is_greedy: bool) -> int:
         """A number made of the method, the width of a top_k, and (lowest bit) whether logits are adjusted."""
@@ -146,23 +195,19 @@ class Sampler:
             method = Method.GREEDY
         elif self._top_k[row] < self._vocab_size:
             method = Method.TOP_K
-            needed = self._top_k[row] + TIES_ALLOWED_FOR
-            width = next((w for w in TOP_K_WIDTHS if needed <= w < self._vocab_size), self._vocab_size)
+            widths = (each for each in TOP_K_WIDTHS if self._top_k[row] <= each < self._vocab_size)
+            width = next(widths, self._vocab_size)
         else:
             method = Method.TOP_P if self._top_p[row] < 1.0 else Method.PLAIN
         return (width << 3) | (method << 1) | (row in self._adjustments)
 
-    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, uniform: np.ndarray) -> Drawn:
-        method, width, runtime = (kind >> 1) & 3, kind >> 3, self._runtime
-        if method == Method.GREEDY:
-            return take_best(logits, runtime)
+    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, keys: np.ndarray) -> Drawn:
+        if (kind >> 1) & 3 == Method.GREEDY:
+            return take_best(logits)
         settings = Settings(
-            self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows], uniform
+            self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows], keys
         )
-        logits = logits.float()
-        if method == Method.TOP_K:
-            return draw_top_k(logits, settings, width, runtime)
-        return (draw_top_p if method == Method.TOP_P else draw)(logits, settings, runtime)
+        return draw(logits.float(), settings, kind >> 3, self._runtime)
 
     def _adjust(
         self,
@@ -183,34 +228,41 @@ class Sampler:
                     errors[int(at[index])] = _describe(raised)
         apply_sparse(logits, adjustments, histories, self._runtime)
 
-    def _add_logprobs(self, rows: np.ndarray, logits: torch.Tensor, sampled: Sampled) -> None:
-        for at in self._slices(np.flatnonzero(self._wants_logprobs[rows])):
-            part = _take_rows(logits, at, self._runtime)
-            entries = position_logprobs(
-                part, sampled.token_ids[at], self._num_logprobs[rows[at]], self._runtime
+    def _logprobs(
+        self, rows: np.ndarray, logits: torch.Tensor, token_ids: torch.Tensor
+    ) -> list[tuple[np.ndarray, np.ndarray, torch.Tensor]]:
+        return [
+            (
+                at,
+                self._num_logprobs[rows[at]],
+                pack_logprobs(
+                    _take_rows(logits, at, self._runtime), _take_rows(token_ids, at, self._runtime)
+                ),
             )
-            sampled.logprobs.update(zip(at.tolist(), entries))
+            for at in self._slices(np.flatnonzero(self._wants_logprobs[rows]))
+        ]
 
     def _slices(self, at: np.ndarray) -> Iterator[np.ndarray]:
         for start in range(0, len(at), self.rows_per_slice):
             yield at[start : start + self.rows_per_slice]
 
 
-def _take_rows(logits: torch.Tensor, at: np.ndarray, runtime: DeviceRuntime) -> torch.Tensor:
-    """Rows ``at`` (ascending): a view where they lie together, else a copy."""
+def _outcomes(drawn: Drawn, given: torch.Tensor | None) -> torch.Tensor:
+    """[n] `Outcome`s. ``given``: the model's logits where others were drawn from."""
+    is_wrong = drawn.is_valid.logical_not().long()
+    if given is None:
+        return is_wrong * Outcome.NOT_FINITE
+    # a maximum is finite unless the row has something that is not a number, or nothing above negative infinity
+    return is_wrong * torch.where(given.amax(1).isfinite(), Outcome.NOTHING_LEFT, Outcome.NOT_FINITE)
+
+
+def _take_rows(rows: torch.Tensor, at: np.ndarray, runtime: DeviceRuntime) -> torch.Tensor:
+    """Rows ``at`` (ascending) along the first dimension: a view where they lie together, else a copy."""
     start, end = int(at[0]), int(at[-1]) + 1
     if end - start == len(at):
-        return logits[start:end]
-    return logits.index_select(0, runtime.to_device(torch.from_numpy(at)))
+        return rows[start:end]
+    return rows.index_select(0, runtime.to_device(torch.from_numpy(at)))
 
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _why_nothing_to_choose(logits: torch.Tensor) -> str:
-    if not logits.isfinite().any() or logits.isnan().any():
-        return "the model's logits are not finite numbers; a wider dtype may help"
-    return (
-        "no token is left to choose: logit_bias, allowed_token_ids, bad_words and min_tokens ban all of them"
-    )
