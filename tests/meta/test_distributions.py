@@ -29,6 +29,7 @@ def test_the_distributions_are_found():
         "inferplane-cpu",
         "inferplane-cuda",
         "inferplane-kernels-cpu",
+        "inferplane-kernels-triton",
         "inferplane-server",
     } <= {d.name for d in distributions()}
 

@@ -39,7 +39,9 @@ class Distribution:
     @property
     def kind(self) -> str:
         """core, server, platform, plugin or kernels: what the import rule goes by."""
-        first = self.relative_folder.split("/")[0]
+        first, *rest = self.relative_folder.split("/")
+        if rest and rest[0].startswith("kernels-"):
+            return "kernels"
         return {"platforms": "platform", "plugins": "plugin"}.get(first, first.split("-")[0])
 
     @property

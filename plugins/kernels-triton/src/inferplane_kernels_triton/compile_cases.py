@@ -1,0 +1,85 @@
+"""One call or more of each kernel at the shapes it is made for, on tensors that have a shape and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.decode_attention import decode_attention
+from inferplane_kernels_triton.kv_store import store_kv
+from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
+from inferplane_kernels_triton.prefill_attention import prefill_attention
+from inferplane_kernels_triton.rope_and_store import rope_and_store
+from inferplane_kernels_triton.rotary import rotary
+
+BF16 = torch.bfloat16
+
+
+def _meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _index(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return _meta(*shape, dtype=dtype)
+
+
+def _cache(dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
+    kv = _meta(64, 2, 16, 8, 128, dtype=dtype)
+    return kv[:, 0], kv[:, 1]
+
+
+def _elementwise() -> None:
+    x, weight = _meta(32, 4096), _meta(4096)
+    rms_norm(x, weight, 1e-5)
+    add_rms_norm(x, _meta(32, 4096), weight, 1e-5)
+    silu_and_mul(_meta(32, 28672))
+
+
+def _rotary() -> None:
+    rotary(_meta(32, 32, 128), _meta(32, 8, 128), _index(32, dtype=torch.int64), _meta(8192, 128))
+
+
+def _rope_and_store() -> None:
+    slots, table, norm = _index(32, dtype=torch.int64), _meta(8192, 128, dtype=torch.float32), _meta(128)
+    rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32)
+    rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32, qk_norm=(norm, norm, 1e-6))
+
+
+def _store_kv() -> None:
+    store_kv(_meta(32, 8, 128), _meta(32, 8, 128), *_cache(), _index(32, dtype=torch.int64))
+
+
+def _decode_attention() -> None:
+    table, lengths = _index(32, 512), _index(32)
+    for dtype in (BF16, torch.float32):
+        for num_splits in (1, 8):
+            q = _meta(32, 32, 128, dtype=dtype)
+            decode_attention(q, *_cache(dtype), table, lengths, 0.1, num_splits=num_splits)
+    decode_attention(
+        _meta(32, 32, 128), *_cache(torch.float8_e4m3fn), table, lengths, 0.1, num_splits=8,
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32),
+    )  # fmt: skip
+
+
+def _prefill_attention() -> None:
+    table, lengths, starts = _index(32, 512), _index(32), _index(33)
+    for dtype in (BF16, torch.float32):
+        q = _meta(512, 32, 128, dtype=dtype)
+        prefill_attention(q, *_cache(dtype), table, starts, lengths, 0.1)
+    prefill_attention(
+        _meta(512, 32, 128), *_cache(torch.float8_e4m3fn), table, starts, lengths, 0.1,
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32),
+    )  # fmt: skip
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "elementwise": _elementwise,
+    "rotary": _rotary,
+    "rope_and_store": _rope_and_store,
+    "store_kv": _store_kv,
+    "decode_attention": _decode_attention,
+    "prefill_attention": _prefill_attention,
+}
+"""By name; each compiles some kernels when it is called within `compile_only`."""

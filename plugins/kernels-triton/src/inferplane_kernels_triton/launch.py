@@ -1,0 +1,44 @@
+"""What every launch shares: tiles that fit a dimension, and programmatic dependent launch.
+
+With programmatic dependent launch (`pdl=True`, NVIDIA from capability 9.0) a kernel's programs may start while the
+kernel before it on the stream still runs. Each kernel here therefore calls `begin` before it touches what an earlier
+kernel wrote, or writes what an earlier one may still read; what needs neither (loading weights) it does before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Lets the next kernel start, and waits until the previous one has finished and its writes are visible."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+def options(pdl: bool, **tuning: int) -> dict[str, Any]:
+    """Keyword arguments of a launch: the compiler's options and, only where asked for, dependent launch.
+
+    The interpreter and other vendors' compilers do not know `launch_pdl`, so it is absent unless it is wanted.
+    """
+    return {**tuning, "launch_pdl": True} if pdl else dict(tuning)
+
+
+def warps_for(width: int) -> int:
+    """Warps of a program that handles one row of ``width`` elements, about 16 elements a thread."""
+    return max(1, min(16, triton.next_power_of_2(width) // 512))
+
+
+def require_unit_stride(**tensors: torch.Tensor) -> None:
+    """Raises ValueError for a tensor whose last dimension is not contiguous, which the kernels read in vectors."""
+    for name, tensor in tensors.items():
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(
+                f"{name}: the last dimension has stride {tensor.stride(-1)}, needs 1; pass {name}.contiguous()"
+            )

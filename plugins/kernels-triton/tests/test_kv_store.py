@@ -1,0 +1,53 @@
+"""Stored keys and values lie in the slots that the mapping names, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferplane_kernels_triton.kv_store import store_kv
+from kernel_checks import exact_in_fp8, gpu, poisoned
+
+
+def check(
+    num_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+) -> None:
+    packed = torch.randn(num_tokens, 3 * num_kv_heads, head_dim, device=device).to(dtype)
+    k, v = packed[:, num_kv_heads : 2 * num_kv_heads], packed[:, 2 * num_kv_heads :]
+    num_blocks = num_tokens // block_size + 2
+    kv = poisoned(num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
+    slots = torch.randperm(num_blocks * block_size, device=device)[:num_tokens]
+    store_kv(k, v, kv[:, 0], kv[:, 1], slots)
+    stored = kv.transpose(1, 2).flatten(0, 1)
+    assert torch.equal(stored[slots, 0], k)
+    assert torch.equal(stored[slots, 1], v)
+    untouched = torch.ones(len(stored), dtype=torch.bool, device=device)
+    untouched[slots] = False
+    assert stored[untouched].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 16), (3, 24), (8, 32)])
+@pytest.mark.parametrize("num_tokens", [0, 1, 19])
+def test_store_kv(
+    num_tokens: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+):
+    check(num_tokens, num_kv_heads, head_dim, dtype, device, block_size=16)
+
+
+def test_an_fp8_cache_holds_what_is_divided_by_its_scale(device: torch.device):
+    k, v = exact_in_fp8(2, 2, 1, 16, device=device)
+    kv = torch.zeros(1, 2, 16, 1, 16, device=device).to(torch.float8_e4m3fn)
+    store_kv(k * 2, v * 4, kv[:, 0], kv[:, 1], torch.tensor([3, 5], device=device), k_scale=2.0, v_scale=4.0)
+    assert torch.equal(kv[0, 0, [3, 5]].float(), k)
+    assert torch.equal(kv[0, 1, [3, 5]].float(), v)
+
+
+@gpu
+def test_at_real_shapes(device: torch.device):
+    check(4096, 8, 128, torch.bfloat16, device, block_size=64)
