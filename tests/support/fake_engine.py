@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from inferplane.api.kv import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from inferplane.api.worker import DoneStep, PendingStep
 from inferplane.config import (
     CacheConfig,
     ConfigError,
@@ -111,7 +112,7 @@ class FakeExecutor:
                     os._exit(7)
         self._plan = plan
 
-    def sample(self) -> StepResult:
+    def sample(self) -> PendingStep:
         assert self._plan is not None
         sampled: dict[str, list[int]] = {}
         for request_id, num_tokens in self._plan.num_scheduled_tokens.items():
@@ -121,7 +122,7 @@ class FakeExecutor:
             if self._num_computed[request_id] == len(token_ids):
                 token_ids.append(next_token(token_ids))
                 sampled[request_id] = token_ids[-1:]
-        return StepResult(step_id=self._plan.step_id, sampled_token_ids=sampled)
+        return DoneStep(StepResult(step_id=self._plan.step_id, sampled_token_ids=sampled))
 
     def check_health(self) -> None: ...
 

@@ -166,6 +166,8 @@ class SimulatedEngine:
         self.seeds: dict[str, int] = {}
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.plans: list[StepPlan] = []
+        self.loses_result: Callable[[StepPlan], bool] = lambda plan: False
+        """Whether a step that was executed turns out to have failed when its result is asked for."""
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
@@ -233,7 +235,13 @@ class SimulatedEngine:
 
     def _answer_oldest(self) -> None:
         plan, result, _ = self.in_flight.popleft()
-        self._take(self.scheduler.update(plan, result))
+        if not self.loses_result(plan):
+            self._take(self.scheduler.update(plan, result))
+            return
+        # Those behind it were computed from what it lost.
+        for lost in [plan, *(later for later, _, _ in self.in_flight)]:
+            self._take(self.scheduler.fail_step(lost, "the result is lost"))
+        self.in_flight.clear()
 
     def _take(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:

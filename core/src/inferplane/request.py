@@ -174,6 +174,19 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
 
+    @property
+    def reads_its_output(self) -> bool:
+        """Whether the host looks at earlier output tokens to choose the next: penalties count them, ``bad_words``
+        compares them, and processors may do anything."""
+        params = self.params
+        return bool(
+            params.presence_penalty
+            or params.frequency_penalty
+            or params.repetition_penalty != 1.0
+            or self.bad_words_token_ids
+            or params.logits_processors
+        )
+
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token_id: int

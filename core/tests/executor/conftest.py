@@ -116,8 +116,9 @@ class SocketWorker(Worker):
             raise ValueError(f"order on rank {self.rank}, after the collective")
 
     def sample(self):
+        from inferplane.api.worker import DoneStep
         from inferplane.plan import StepResult
-        return StepResult(step_id=0, sampled_token_ids={"a": [self.total], "b": [1]})
+        return DoneStep(StepResult(step_id=0, sampled_token_ids={"a": [self.total], "b": [1]}))
 
     def accept(self, sampled_token_ids):
         self.total = sampled_token_ids["a"][0] + 10 * sampled_token_ids["b"][0]

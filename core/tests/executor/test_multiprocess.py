@@ -65,7 +65,7 @@ def start(socket_config, own_temporary_folder: Path, process_is_alive):
 
 def step(executor: MultiprocessExecutor, *orders: str) -> int:
     executor.execute(StepPlan(step_id=1, removed_request_ids=list(orders)))
-    return executor.sample().sampled_token_ids["a"][0]
+    return executor.sample().result().sampled_token_ids["a"][0]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

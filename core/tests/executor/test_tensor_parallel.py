@@ -75,7 +75,7 @@ def run(executor: Executor) -> list[StepResult]:
 
     def step(**plan) -> None:
         executor.execute(StepPlan(step_id=len(results), **plan))
-        results.append(executor.sample())
+        results.append(executor.sample().result())
 
     step(new_requests=made[:2], num_scheduled_tokens={"0": 1, "1": len(made[1].token_ids)})
     rest = len(made[0].token_ids) - 1
@@ -135,7 +135,7 @@ def test_a_rank_killed_at_work_raises_and_leaves_nothing(tiny_model, process_is_
                     num_scheduled_tokens={"a": 30},
                 )
                 executor.execute(plan)
-                executor.sample()
+                executor.sample().result()
         assert time.monotonic() - started < 10
     finally:
         executor.shutdown()

@@ -84,7 +84,7 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 
 def step(runner: Runner, **plan) -> dict[str, list[int]]:
     runner.execute(StepPlan(step_id=1, **plan))
-    result = runner.sample()
+    result = runner.sample().result()
     assert not result.errors
     return result.sampled_token_ids
 
@@ -149,7 +149,7 @@ def test_prompt_logprobs_come_with_the_chunks_that_compute_them(make_runner, new
             step_id=index, new_requests=[request] if index == 0 else [], num_scheduled_tokens={"a": count}
         )
         runner.execute(plan)
-        result = runner.sample()
+        result = runner.sample().result()
         assert result.sampled_token_ids == {}, "max_tokens 0 asks for no token"
         entries += result.prompt_logprobs.get("a", [])
     logits = -(torch.arange(VOCAB)[None] - (torch.tensor(prompt).cumsum(0) % VOCAB)[:, None]).abs().double()
@@ -168,7 +168,7 @@ def test_logprobs_are_of_the_model_and_not_of_the_settings(make_runner, new_requ
     runner = make_runner()
     request = new_request("a", [4], block_ids=[[0]], temperature=0.0, logprobs=1, logit_bias={9: 100})
     runner.execute(StepPlan(step_id=1, new_requests=[request], num_scheduled_tokens={"a": 1}))
-    result = runner.sample()
+    result = runner.sample().result()
     assert result.sampled_token_ids == {"a": [9]}
     (entry,) = result.logprobs["a"]
     assert (entry.chosen.token_id, entry.top[0].token_id) == (9, 4)
@@ -180,7 +180,7 @@ def test_an_error_of_one_request_is_reported_once_and_leaves_the_others(make_run
     bad = new_request("bad", [1, 2], block_ids=[[1]], logits_processors={"nowhere": None})
     good = new_request("good", [1, 2], block_ids=[[2]], temperature=0.0)
     runner.execute(StepPlan(step_id=1, new_requests=[bad, good], num_scheduled_tokens={"bad": 1, "good": 2}))
-    result = runner.sample()
+    result = runner.sample().result()
     assert result.sampled_token_ids == {"good": [3]}
     assert result.errors.keys() == {"bad"}
     assert "'nowhere' is unknown" in result.errors["bad"]
@@ -196,7 +196,7 @@ def test_after_a_step_that_raised_the_next_plan_finds_a_batch_in_order(make_runn
     with pytest.raises(RuntimeError, match="out of breath"):
         runner.execute(StepPlan(step_id=2, new_requests=[b], num_scheduled_tokens={"a": 1, "b": 1}))
     with pytest.raises(RuntimeError, match="no executed plan"):
-        runner.sample()
+        runner.sample().result()
     model.fails = False
     # the scheduler takes all of them out, those of which the worker never heard too, and starts again
     tokens = step(
@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_sample_follows_the_one_that_does(make_runner, new_
     for plan in plans:
         leader.execute(plan)
         follower.execute(plan)
-        follower.accept(leader.sample().sampled_token_ids)
+        follower.accept(leader.sample().result().sampled_token_ids)
     rows = [runner.batch.known_tokens(runner.batch.row_of("a")).tolist() for runner in (leader, follower)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 8

@@ -120,7 +120,11 @@ class Rows:
     def sample(self, rows: list[int], logits: torch.Tensor) -> Choices:
         positions = np.array([len(self.outputs[row]) for row in rows])
         outputs = lambda row: np.array(self.outputs[row], np.int32)  # noqa: E731
-        return self.sampler.sample(np.array(rows), positions, outputs, logits).read(make_runtime())
+        return (
+            self.sampler.sample(np.array(rows), positions, outputs, logits)
+            .start_reading(make_runtime())
+            .read()
+        )
 
     def append(self, row: int, token: int) -> None:
         self.outputs[row].append(token)
@@ -230,7 +234,11 @@ def test_large_vocabularies_are_independent_of_the_batch_too(runtime, new_reques
             request = new_request(str(row), [1, 2, 3], seed=row, **kinds[row % len(kinds)])
             sampler.add(row, request, np.concatenate([np.array([1, 2, 3], np.int32), output]))
         positions = np.full(len(rows), len(output))
-        sampled = sampler.sample(np.array(rows), positions, lambda row: output, logits[rows]).read(runtime)
+        sampled = (
+            sampler.sample(np.array(rows), positions, lambda row: output, logits[rows])
+            .start_reading(runtime)
+            .read()
+        )
         assert not sampled.errors
         return {row: (int(sampled.token_ids[i]), sampled.logprobs.get(i)) for i, row in enumerate(rows)}
 
@@ -270,7 +278,9 @@ def test_a_row_forgets_its_last_request(runtime, new_request):
     sampler.add(0, new_request("b", PROMPT, temperature=0.0), np.array(PROMPT))
     logits = torch.zeros(1, VOCAB)
     logits[0, 11] = 1
-    sampled = sampler.sample(np.array([0]), np.array([0]), lambda row: output, logits).read(runtime)
+    sampled = (
+        sampler.sample(np.array([0]), np.array([0]), lambda row: output, logits).start_reading(runtime).read()
+    )
     assert sampled.token_ids.tolist() == [11]
     assert not sampled.logprobs
 
@@ -288,9 +298,13 @@ def test_sampled_frequencies_follow_the_distribution(runtime, new_request):
         sampler.add(row, new_request(str(row), [1], temperature=0.8, seed=99), np.array([1]))
     observed, none = np.zeros(len(logits)), np.zeros(0, np.int32)
     for start in range(0, count, batch):
-        sampled = sampler.sample(
-            np.arange(batch), start + np.arange(batch), lambda row: none, logits.expand(batch, -1)
-        ).read(runtime)
+        sampled = (
+            sampler.sample(
+                np.arange(batch), start + np.arange(batch), lambda row: none, logits.expand(batch, -1)
+            )
+            .start_reading(runtime)
+            .read()
+        )
         observed += np.bincount(sampled.token_ids, minlength=len(logits))
     chi_square = ((observed - count * probs) ** 2 / (count * probs)).sum()
     assert chi_square < 29.9  # 7 degrees of freedom: exceeded once in 10,000 times
@@ -390,9 +404,11 @@ def test_ids_beyond_the_vocabulary_touch_no_other_request(runtime, new_request):
     logits[:, 4], logits[:, 2] = 9.0, 8.0  # both banned
     logits[1, 7], logits[1, 5] = 7.0, 6.0  # where 17 and 15 of row 0 would come to lie
     logits[0, 6] = 5.0
-    sampled = sampler.sample(
-        np.arange(2), np.zeros(2, np.int64), lambda row: np.zeros(0, np.int32), logits
-    ).read(runtime)
+    sampled = (
+        sampler.sample(np.arange(2), np.zeros(2, np.int64), lambda row: np.zeros(0, np.int32), logits)
+        .start_reading(runtime)
+        .read()
+    )
     assert sampled.errors == {}
     assert sampled.token_ids.tolist() == [6, 7]
 

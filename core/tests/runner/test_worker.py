@@ -105,7 +105,7 @@ def test_tokens_equal_transformers_in_chunks_and_with_requests_coming_and_going(
                 num_scheduled_tokens=scheduled,
             )
         )  # fmt: skip
-        result = worker.sample()
+        result = worker.sample().result()
         assert not result.errors
         removed = []
         for name, count in scheduled.items():
@@ -132,9 +132,9 @@ def test_logprobs_and_prompt_logprobs_equal_transformers(
         expected = model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
     request = new_request("a", prompt, block_ids=[[5, 9, 2]], temperature=0.0, logprobs=5, prompt_logprobs=3)
     worker.execute(StepPlan(step_id=1, new_requests=[request], num_scheduled_tokens={"a": 10}))
-    entries = worker.sample().prompt_logprobs["a"]
+    entries = worker.sample().result().prompt_logprobs["a"]
     worker.execute(StepPlan(step_id=2, num_scheduled_tokens={"a": 13}))
-    result = worker.sample()
+    result = worker.sample().result()
     entries += result.prompt_logprobs["a"]
     worker.execute(StepPlan(step_id=3, removed_request_ids=["a"]))
     assert [entry.chosen.token_id for entry in entries] == prompt[1:]

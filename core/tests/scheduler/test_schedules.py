@@ -98,6 +98,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         enable_prefix_caching=st.booleans(),
         num_plans_ahead=st.integers(0, 2),
+        async_scheduling=st.booleans(),
     )
     def start(
         self,
@@ -108,8 +109,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         policy: str,
         enable_prefix_caching: bool,
         num_plans_ahead: int,
+        async_scheduling: bool,
     ) -> None:
-        limits = SchedulerConfig(max_num_seqs, max_num_batched_tokens, policy)
+        limits = SchedulerConfig(
+            max_num_seqs, max_num_batched_tokens, policy, async_scheduling=async_scheduling
+        )
         self.engine = make_engine(block_sizes, num_blocks, limits, enable_prefix_caching, num_plans_ahead)
         self.num_requests = 0
 
@@ -122,6 +126,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         stop_token_ids=st.sampled_from([[], [], [3], [3, 9]]),
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 1.0]),
         num_siblings=st.integers(1, 4),
     )
     def add(self, stem: list[int], tail: list[int], num_siblings: int, **fields: Any) -> None:
@@ -136,6 +141,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                     min_tokens=min(fields["min_tokens"], max_tokens),
                     stop_token_ids=fields["stop_token_ids"],
                     prompt_logprobs=fields["prompt_logprobs"],
+                    frequency_penalty=fields["frequency_penalty"],
                 ),
                 max_tokens=max_tokens,
                 priority=fields["priority"],
@@ -179,12 +185,16 @@ class ScheduleMachine(RuleBasedStateMachine):
         if live:
             self.engine.abort(data.draw(st.sampled_from(live)))
 
-    @rule(kind=st.sampled_from(["break", "break", "mend", "reset"]), data=st.data())
+    @rule(kind=st.sampled_from(["break", "break", "mend", "reset", "lose"]), data=st.data())
     def disturb(self, kind: str, data: st.DataObject) -> None:
-        """A request breaks every step that runs one of its positions; none does; or the cache is reset."""
+        """A request breaks every step that runs one of its positions; none does; the cache is reset; or a step fails
+        when its result is asked for."""
         live = list(self.engine.scheduler._state.by_id)
         if kind == "reset":
             self.engine.scheduler.reset_prefix_cache()
+        elif kind == "lose":
+            lost = data.draw(st.integers(1, 200))
+            self.engine.loses_result = lambda plan: plan.step_id == lost
         elif kind == "break" and live:
             break_at(self.engine, data.draw(st.sampled_from(live)), data.draw(st.integers(0, 40)))
         else:
@@ -231,12 +241,20 @@ def run_crowded_schedule(seed: int) -> SimulatedEngine:
     """Many requests in a pool that holds a few of them; every other thing that can happen, now and then."""
     draws = random.Random(seed)
     block_sizes = draws.choice([[1], [2], [3], [4], [2, 4]])
-    limits = SchedulerConfig(draws.randint(2, 6), draws.randint(2, 16), draws.choice(["fcfs", "priority"]))
+    limits = SchedulerConfig(
+        draws.randint(2, 6),
+        draws.randint(2, 16),
+        draws.choice(["fcfs", "priority"]),
+        async_scheduling=draws.random() < 0.6,
+    )
     num_blocks = draws.randint(8, 16) * len(block_sizes)
     engine = make_engine(block_sizes, num_blocks, limits, draws.random() < 0.7, draws.choice([0, 0, 1, 2]))
     break_rate, abort_rate, reset_rate = draws.choice(
         [(0, 0, 0), (0.1, 0, 0), (0, 0.1, 0), (0, 0, 0.1), (0.05, 0.05, 0.05)]
     )
+    if draws.random() < 0.1:
+        lost_step = draws.randrange(200)
+        engine.loses_result = lambda plan: plan.step_id == lost_step
     for number in range(25):
         request = random_request(draws, str(number), engine.scheduler.max_request_tokens)
         engine.add(request)
@@ -293,3 +311,69 @@ def test_the_same_arrivals_give_the_same_plans(policy: str) -> None:
         return [msgspec.msgpack.encode(plan) for plan in engine.plans]
 
     assert run() == run()
+
+
+class TestAsyncScheduling:
+    """One plan ahead of the results, as the engine's loop goes."""
+
+    def engine(self, num_blocks: int = 40, **limits: Any) -> SimulatedEngine:
+        config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
+        return make_engine([4], num_blocks, config, enable_prefix_caching=True, num_plans_ahead=1)
+
+    def request(self, name: str, prompt: list[int], max_tokens: int, **params: Any) -> EngineRequest:
+        return EngineRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            params=SamplingParams(max_tokens=max_tokens, **params),
+            max_tokens=max_tokens,
+        )
+
+    @pytest.mark.parametrize(("async_scheduling", "num_waits"), [(False, 9), (True, 0)])
+    def test_whether_a_plan_waits_for_the_result_before_it(self, async_scheduling: bool, num_waits: int):
+        engine = self.engine(async_scheduling=async_scheduling)
+        for name in "ab":
+            engine.add(self.request(name, [1, 2, 3], max_tokens=10))
+        plans = [engine.step() for _ in range(10 + num_waits)]
+        engine.flush()
+        check_end(engine)
+        assert sum(plan is None for plan in plans) == num_waits
+
+    def test_the_last_token_is_not_run_and_a_late_stop_costs_one_step(self):
+        engine = self.engine(async_scheduling=True)
+        engine.add(self.request("a", [1, 2, 3], max_tokens=6))
+        engine.run()
+        assert [plan.num_tokens for plan in engine.plans] == [3, 1, 1, 1, 1, 1]
+        output = engine.tokens("a")
+        stop = self.engine(async_scheduling=True)
+        first = next(index for index, token in enumerate(output) if token not in output[:index] and index)
+        stop.add(self.request("a", [1, 2, 3], max_tokens=6, stop_token_ids=[output[first]], seed=None))
+        stop.run()
+        assert stop.tokens("a") == output[: first + 1]
+        assert stop.finish_reason("a") is FinishReason.STOP
+        assert len(stop.plans) == first + 2
+        check_end(stop)
+
+    @pytest.mark.parametrize(
+        "params",
+        [{"frequency_penalty": 1.0}, {"repetition_penalty": 1.1}, {"presence_penalty": -1.0}],
+        ids=lambda params: next(iter(params)),
+    )
+    def test_a_request_whose_output_is_read_waits_for_it(self, params: dict[str, float]):
+        engine = self.engine(async_scheduling=True)
+        engine.add(self.request("reads", [1, 2, 3], max_tokens=5, **params))
+        engine.add(self.request("other", [1, 2], max_tokens=9))
+        planned = []
+        while engine.scheduler.has_work():
+            plan = engine.step()
+            planned.append(sorted(plan.num_scheduled_tokens) if plan else [])
+        engine.flush()
+        check_end(engine)
+        assert planned[:6] == [["other", "reads"], ["other"]] * 3
+
+    def test_the_pool_runs_out_with_every_request_in_flight(self):
+        engine = self.engine(num_blocks=8, async_scheduling=True)
+        for name in "abc":
+            engine.add(self.request(name, [1, 2, int(name, 16)], max_tokens=20))
+        engine.run()
+        check_end(engine)
+        assert engine.scheduler.stats().num_preemptions > 0

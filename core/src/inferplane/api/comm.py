@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,8 @@ class ProcessGroup:
 class Communicator(ABC):
     rank: int
     world_size: int
+    graph_safe: ClassVar[bool] = False
+    """Whether collectives may be recorded in a graph, which every rank replays alike."""
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -40,6 +42,7 @@ class SoloCommunicator(Communicator):
 
     rank = 0
     world_size = 1
+    graph_safe = True
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

@@ -29,6 +29,24 @@ class WorkerContext:
     group: ProcessGroup
 
 
+class PendingStep(ABC):
+    """A step whose tokens the device may still be choosing."""
+
+    @abstractmethod
+    def result(self) -> StepResult:
+        """Blocks until the step is done, and raises what it raised. Called once, in the order of the steps."""
+
+
+class DoneStep(PendingStep):
+    """A step whose result is there."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
 class Worker(ABC):
     """Executes plans. Calls come from one thread, in the order of the methods here.
 
@@ -71,8 +89,13 @@ class Worker(ABC):
         """Applies the plan to the batch and runs the model up to the logits."""
 
     @abstractmethod
-    def sample(self) -> StepResult:
-        """Of the plan executed last, on rank 0 only. A call of its own, so that a mask or drafts can come between."""
+    def sample(self) -> PendingStep:
+        """Of the plan executed last, on rank 0 only. A call of its own, so that a mask or drafts can come between.
+
+        The next plan may come before the result of this one has been asked for. It then names tokens that were sampled
+        but whose values only the device knows, one for each request, which the worker takes from there. It may also
+        remove requests, and give their places to others, before the results of their last steps are asked for.
+        """
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
         """In place of `sample` on every rank but the first: what rank 0 sampled for the plan executed last."""

@@ -114,6 +114,8 @@ def _option(engine_field: Field[Any]) -> Callable[..., Any]:
         "help": cli["help"],
         "default": default,
     }
+    if "bool | None" in str(engine_field.type):
+        return click.option(f"{flag}/--no-{flag.removeprefix('--')}", name, **settings)
     if default is True:
         off = "--no-" + name.removeprefix("enable_").replace("_", "-")
         return click.option(off, name, flag_value=False, **settings)
@@ -124,5 +126,6 @@ def _option(engine_field: Field[Any]) -> Callable[..., Any]:
     elif cli.get("type") == "bytes":
         settings["type"] = ByteSize()
     else:
-        settings["type"] = int if "int" in str(engine_field.type) else str
+        kinds = {"int": int, "float": float}
+        settings["type"] = kinds.get(str(engine_field.type).partition(" ")[0], str)
     return click.option(flag, name, show_default=default is not None, **settings)

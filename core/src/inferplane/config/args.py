@@ -64,6 +64,12 @@ class EngineArgs:
         "Memory for the KV cache: bytes, or a number with KiB, MiB, GiB. Default: from available memory.",
         type="bytes",
     )
+    memory_share: float | None = option(
+        None,
+        "KV cache",
+        "Part of the device's memory that weights, KV cache and the largest step may take together; where it is the "
+        "machine's own memory, the part of what is free that the KV cache may take. Default: 0.9, or 0.4 there.",
+    )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
@@ -72,6 +78,21 @@ class EngineArgs:
     )
     max_num_waiting: int | None = option(
         None, "Scheduler", "Requests that may wait before new ones are answered with 503. Default: no limit."
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Scheduler",
+        "Plan and start a step while the device computes the one before. Default: the platform decides.",
+    )
+    enable_graphs: bool = option(
+        True,
+        "Scheduler",
+        "Launch each kernel of a decode step, where the platform could replay a recorded graph.",
+    )
+    graph_batch_sizes: str | None = option(
+        None,
+        "Scheduler",
+        "Batch sizes to record graphs of decode steps for, with commas. Default: a ladder up to max_num_seqs.",
     )
     seed: int = option(0, "Sampling", "Seed of the engine, from which requests without one draw theirs.")
     generation_config: str = option(

@@ -48,6 +48,8 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     """None: sized from the memory that is really available."""
     enable_prefix_caching: bool = True
+    memory_share: float | None = None
+    """Part of the device's memory to use, or of the machine's free memory where that is the device's; None: default."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ class SchedulerConfig:
     policy: str = "fcfs"
     max_num_waiting: int | None = None
     """Requests that may wait before new ones are turned away; None for no limit."""
+    async_scheduling: bool = False
+    """Whether a step is planned and started while the one before still runs."""
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """Decode steps that are recorded once and replayed, where the platform can."""
+
+    is_enabled: bool = True
+    batch_sizes: tuple[int, ...] = ()
+    """Ascending. A step is run with the next larger one; a batch above the last runs without a graph."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)
     seed: int = 0
     plugin_options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     """Every setting that an installed plugin declares, by name: as the user set it, or its default."""

@@ -14,6 +14,7 @@ from inferplane.config.engine import (
     ConfigError,
     DeviceConfig,
     EngineConfig,
+    GraphConfig,
     LoadConfig,
     ModelConfig,
     ParallelConfig,
@@ -65,19 +66,24 @@ def resolve_in_full(
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, known.__contains__)
     defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
+    asked = args
     args, settings = fill(args, defaults, device.platform)
     config = EngineConfig(
         model=_model_config(args, str(source.path), hf_config, plugins),
         device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
         load=LoadConfig(args.load_format, progress),
-        cache=CacheConfig(args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching),
+        cache=CacheConfig(
+            args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching, args.memory_share
+        ),
         scheduler=SchedulerConfig(
             args.max_num_seqs or 256,
             args.max_num_batched_tokens or 2048,
             args.scheduler_policy,
             args.max_num_waiting,
+            _async_scheduling(args, asked.async_scheduling),
         ),
         parallel=ParallelConfig(args.tensor_parallel_size, args.executor),
+        graphs=_graph_config(args),
         seed=args.seed,
         plugin_options=plugin_options(args.plugin_options, plugins.engine_options()),
     )
@@ -123,10 +129,49 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
     return asked or trained or 2048
 
 
+def _async_scheduling(args: EngineArgs, asked: bool | None) -> bool:
+    if args.tensor_parallel_size == 1:
+        return bool(args.async_scheduling)
+    if asked:
+        raise ConfigError(
+            "async_scheduling",
+            f"async_scheduling is for one rank, but tensor_parallel_size is {args.tensor_parallel_size}: the others "
+            "have to be told each token before the next step. Leave it out",
+        )
+    return False
+
+
+def _graph_config(args: EngineArgs) -> GraphConfig:
+    max_num_seqs = args.max_num_seqs or 256
+    if args.graph_batch_sizes is None:
+        return GraphConfig(args.enable_graphs, default_batch_sizes(max_num_seqs))
+    try:
+        sizes = sorted({int(size) for size in args.graph_batch_sizes.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1 or sizes[-1] > max_num_seqs:
+        raise ConfigError(
+            "graph_batch_sizes",
+            f"graph_batch_sizes are whole numbers from 1 to max_num_seqs ({max_num_seqs}) with commas between them, "
+            f"got {args.graph_batch_sizes!r}",
+        )
+    return GraphConfig(args.enable_graphs, tuple(sizes))
+
+
+def default_batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, then every 8th up to 256 and ever wider beyond, so that few rows are computed for nobody."""
+    sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
+    size = 8
+    while size < max_num_seqs:
+        sizes.append(size)
+        size += max(8, size // 32 // 8 * 8)
+    return (*sizes, max_num_seqs)
+
+
 _AT_MOST = {"num_threads": 1024, "max_num_seqs": 2**16, "max_num_batched_tokens": 2**24, "block_size": 2**16}
 """Beyond any machine: numbers from here on are slips, and the memory or the threads for them would fail obscurely."""
 
-_KINDS = {bool: "true or false", int: "a whole number", str: "a text"}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def _check_values(args: EngineArgs) -> None:
@@ -135,7 +180,9 @@ def _check_values(args: EngineArgs) -> None:
         if setting.name == "plugin_options":  # judged by those who declare them
             continue
         name, value, kind = setting.name, getattr(args, setting.name), kinds[setting.name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds_of_value = (kind, int) if float in get_args(kind) else kind
+        is_stray_bool = isinstance(value, bool) and bool not in (kind, *get_args(kind))
+        if not isinstance(value, kinds_of_value) or is_stray_bool:
             wanted = " or ".join(_KINDS.get(each, "None") for each in get_args(kind) or (kind,))
             raise ConfigError(name, f"{name} must be {wanted}, got {value!r}")
         choices = setting.metadata.get("choices")
@@ -161,6 +208,10 @@ def _check_values(args: EngineArgs) -> None:
         value = getattr(args, name)
         if value is not None and value > most:
             raise ConfigError(name, f"{name} must be at most {most}, got {value}")
+    if args.memory_share is not None and not 0 < args.memory_share <= 1:
+        raise ConfigError(
+            "memory_share", f"memory_share must be above 0 and at most 1, got {args.memory_share}"
+        )
     if not -MAX_SEED - 1 <= args.seed <= MAX_SEED:
         raise ConfigError("seed", f"seed must be from {-MAX_SEED - 1} to {MAX_SEED}, got {args.seed}")
 

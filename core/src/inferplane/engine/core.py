@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,18 +15,23 @@ from inferplane.config import EngineConfig
 from inferplane.engine.kv_sizing import size_pool
 from inferplane.engine.stats import EngineStats
 from inferplane.executor import Executor, WorkerDiedError, make_executor
+from inferplane.plan import StepPlan
 from inferplane.plugins.target import import_target
 from inferplane.request import EngineOutput, EngineRequest
 from inferplane.scheduler import Scheduler, SchedulerPolicy
 
 if TYPE_CHECKING:
+    from inferplane.api.worker import PendingStep
     from inferplane.plugins import PluginSet
 
 logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Runs requests to their end, one step at a time. Not thread-safe: one thread calls everything.
+    """Runs requests to their end, step by step. Not thread-safe: one thread calls everything.
+
+    With ``async_scheduling`` a step is planned and started while the device still computes the one before, whose result
+    is taken afterwards; so the host's work for a step, and that of whoever takes the outputs, costs the device no time.
 
     Made, it is ready to serve: the weights are loaded and the KV cache is allocated. Raises `ConfigError` or
     `ModelLoadError`.
@@ -54,6 +60,9 @@ class EngineCore:
         except BaseException:
             self._executor.shutdown()
             raise
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        """Steps that the workers have been given and whose results have not been taken, oldest first."""
+        self._max_in_flight = 2 if self.config.scheduler.async_scheduling else 1
         self._num_steps = 0
         self._last_step_s = 0.0
 
@@ -88,32 +97,66 @@ class EngineCore:
         return self._scheduler.abort(request_ids)
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work()
+        return self._scheduler.has_work() or bool(self._in_flight)
 
     def step(self) -> list[EngineOutput]:
         """Moves every scheduled request forward. What a single request breaks fails that request only.
 
         Raises `WorkerDiedError` when a worker is gone: then nothing can be saved.
         """
-        plan = self._scheduler.schedule()
-        if plan is None:
-            return []
         started = time.perf_counter()
         try:
+            plan = self._scheduler.schedule()
+            outputs = [] if plan is None else self._start(plan)
+            if self._in_flight and (plan is None or len(self._in_flight) >= self._max_in_flight):
+                outputs += self._take_oldest()
+        except WorkerDiedError:
+            raise
+        except BaseException as interrupt:  # plans are answered, so that the engine can go on afterwards
+            self._fail_in_flight(interrupt)
+            raise
+        self._last_step_s = time.perf_counter() - started
+        return outputs
+
+    def _start(self, plan: StepPlan) -> list[EngineOutput]:
+        """Returns outputs only if starting it raised, after all steps before it have been taken."""
+        self._num_steps += 1
+        try:
             self._executor.execute(plan)
-            result = self._executor.sample()
+            self._in_flight.append((plan, self._executor.sample()))
+        except WorkerDiedError:
+            raise
         except Exception as error:
-            if isinstance(error, WorkerDiedError):
-                raise
-            logger.exception("step %d with %d requests raised", plan.step_id, len(plan.num_scheduled_tokens))
-            return self._scheduler.fail_step(plan, error)
-        except BaseException as interrupt:  # the plan is answered, so that the engine can go on afterwards
+            _log_failure(plan)
+            outputs = []
+            while self._in_flight:
+                outputs += self._take_oldest()
+            return outputs + self._scheduler.fail_step(plan, error)
+        except BaseException as interrupt:
+            self._fail_in_flight(interrupt)
             self._scheduler.fail_step(plan, interrupt)
             raise
-        finally:
-            self._num_steps += 1
-            self._last_step_s = time.perf_counter() - started
+        return []
+
+    def _take_oldest(self) -> list[EngineOutput]:
+        plan, pending = self._in_flight[0]
+        try:
+            result = pending.result()
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            _log_failure(plan)
+            return self._fail_in_flight(error)
+        self._in_flight.popleft()
         return self._scheduler.update(plan, result)
+
+    def _fail_in_flight(self, error: BaseException) -> list[EngineOutput]:
+        """Of a step that raised and of those started after it, which were computed from what it should have given."""
+        outputs = []
+        while self._in_flight:
+            plan, _ = self._in_flight.popleft()
+            outputs += self._scheduler.fail_step(plan, error)
+        return outputs
 
     def stats(self) -> EngineStats:
         return EngineStats.of(
@@ -127,6 +170,10 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends the workers and frees the device. May be called twice."""
         self._executor.shutdown()
+
+
+def _log_failure(plan: StepPlan) -> None:
+    logger.exception("step %d with %d requests raised", plan.step_id, len(plan.num_scheduled_tokens))
 
 
 def _contributed_policy(name: str, targets: Mapping[str, str]) -> dict[str, SchedulerPolicy]:

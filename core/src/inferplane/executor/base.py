@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from inferplane.api.comm import ProcessGroup
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
-from inferplane.api.worker import Worker, WorkerContext
+from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.config import ConfigError, EngineConfig
-from inferplane.plan import StepPlan, StepResult
+from inferplane.plan import StepPlan
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -22,8 +22,11 @@ class Executor(Protocol):
     """Runs plans on every rank. Called from one thread, in the order of the methods here; `execute` and `sample`
     alternate, and `check_health` and `shutdown` may come at any time, the latter more than once.
 
-    What `execute` or `sample` raise other than `WorkerDiedError` is an error of that step: the ranks agree, and take
-    the next plan.
+    A plan may be executed before the result of the one before it was asked for, as `Worker.sample` says, where the
+    configuration has ``async_scheduling``.
+
+    What `execute`, `sample` or a pending step raise other than `WorkerDiedError` is an error of that step: the ranks
+    agree, and take the next plan.
     """
 
     def start(self) -> None:
@@ -44,7 +47,7 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> None: ...
 
-    def sample(self) -> StepResult: ...
+    def sample(self) -> PendingStep: ...
 
     def check_health(self) -> None:
         """Raises `WorkerDiedError` once a rank is known to be gone, within a second of its death."""

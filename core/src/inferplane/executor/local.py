@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from inferplane.api.comm import ProcessGroup
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
-from inferplane.api.worker import Worker
+from inferplane.api.worker import PendingStep, Worker
 from inferplane.config import EngineConfig
 from inferplane.executor.base import WorkerDiedError, make_worker
-from inferplane.plan import StepPlan, StepResult
+from inferplane.plan import StepPlan
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -53,7 +53,7 @@ class LocalExecutor:
     def execute(self, plan: StepPlan) -> None:
         self.worker.execute(plan)
 
-    def sample(self) -> StepResult:
+    def sample(self) -> PendingStep:
         return self.worker.sample()
 
     def check_health(self) -> None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from inferplane.api.comm import ProcessGroup
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
-from inferplane.api.worker import Worker
+from inferplane.api.worker import DoneStep, PendingStep, Worker
 from inferplane.config import EngineConfig
 from inferplane.executor.base import WorkerDiedError, make_worker
 from inferplane.executor.local import with_progress
 from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start
 from inferplane.executor.rank_processes import DISAGREEMENT_S, RankProcesses, StepState
-from inferplane.plan import StepPlan, StepResult
+from inferplane.plan import StepPlan
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -89,11 +89,12 @@ class MultiprocessExecutor:
             raise
         processes.note_step(number, StepState.DONE)
 
-    def sample(self) -> StepResult:
+    def sample(self) -> PendingStep:
+        """Waits for the result, because the other ranks need its tokens with the next plan."""
         self._running().check()
-        result = self._own_worker().sample()
+        result = self._own_worker().sample().result()
         self._accepted = result.sampled_token_ids
-        return result
+        return DoneStep(result)
 
     def check_health(self) -> None:
         self._running().check()

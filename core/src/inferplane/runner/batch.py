@@ -53,6 +53,10 @@ class HostStep:
     """Batch rows of the requests that get a token, in step order."""
     sample_tokens: np.ndarray
     """For each of them the row of its last token among the step's."""
+    unknown_rows: np.ndarray
+    """Batch rows of the requests whose last token only the device knows yet."""
+    unknown_tokens: np.ndarray
+    """For each of them the row of that token among the step's; its entry in ``token_ids`` means nothing."""
     prompt_spans: list[PromptSpan]
 
     @property
@@ -63,11 +67,26 @@ class HostStep:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def has_one_token_each(self) -> bool:
+        return len(self.token_ids) == len(self.rows)
+
+
+@dataclass(frozen=True)
+class TokenPlaces:
+    """Where tokens go that were sampled on the device: one for each of n batch rows."""
+
+    rows: np.ndarray
+    positions: np.ndarray
+    serials: np.ndarray
+    """Of the requests that were in the rows then; a row may have another by the time that the tokens are known."""
+
 
 class Batch:
     """One row for each request that the worker has been told of; rows are reused.
 
-    ``add``, ``remove``, ``append_blocks`` and ``append_tokens`` change rows; `prepare` makes a step of some of them
+    ``add``, ``remove``, ``append_blocks`` and ``append_tokens`` change rows, and so do `reserve` and `fill`, which are
+    `append_tokens` in two parts for tokens that the host gets to know later. `prepare` makes a step of some of them
     with array operations, and `advance` moves those on. Nothing here loops over tokens.
     """
 
@@ -82,6 +101,10 @@ class Batch:
         self.num_prompt_tokens = np.zeros(max_num_reqs, np.int64)
         self.num_computed = np.zeros(max_num_reqs, np.int64)
         self._samples = np.zeros(max_num_reqs, bool)
+        self._num_unknown = np.zeros(max_num_reqs, np.int64)
+        """Of each row's tokens the last so many have only been reserved."""
+        self._serials = np.zeros(max_num_reqs, np.int64)
+        """Counts the requests that were in a row."""
         self._block_tables = [np.zeros((max_num_reqs, -(-width // size)), np.int32) for size in block_sizes]
         self._num_blocks = np.zeros((len(block_sizes), max_num_reqs), np.int64)
         self._num_prompt_logprobs: dict[int, int] = {}
@@ -139,6 +162,7 @@ class Batch:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_computed[row] = request.num_computed_tokens
         self._samples[row] = request.max_tokens > 0
+        self._num_unknown[row] = 0
         self._num_blocks[:, row] = 0
         # With output tokens in it the request has been past its prompt before, and has reported on it.
         if request.params.prompt_logprobs is not None and num_tokens <= request.num_prompt_tokens:
@@ -153,6 +177,7 @@ class Batch:
         if row is not None:
             self._num_prompt_logprobs.pop(row, None)
             self._ids[row] = ""
+            self._serials[row] += 1
             self._free_rows.append(row)
         return row
 
@@ -180,6 +205,21 @@ class Batch:
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
+    def reserve(self, rows: np.ndarray) -> TokenPlaces:
+        """A place for one token that was sampled for each of the rows, which are distinct."""
+        places = TokenPlaces(rows, self.num_tokens[rows], self._serials[rows])
+        self.num_tokens[rows] += 1
+        self._num_unknown[rows] += 1
+        return places
+
+    def fill(self, places: TokenPlaces, token_ids: np.ndarray) -> np.ndarray:
+        """The tokens of the oldest places that are not filled. Returns a mask of those whose request is still here."""
+        is_here = self._serials[places.rows] == places.serials
+        rows = places.rows[is_here]
+        self.token_ids[rows, places.positions[is_here]] = token_ids[is_here]
+        self._num_unknown[rows] -= 1
+        return is_here
+
     # -- steps
 
     def prepare(self, num_scheduled_tokens: Mapping[str, int]) -> HostStep:
@@ -204,7 +244,10 @@ class Batch:
         token_rows = np.repeat(rows, query_lens)
         positions = np.arange(query_start[-1], dtype=np.int64)
         positions += np.repeat(starts - query_start[:-1], query_lens)
-        is_sampled = (seq_lens == num_known) & self._samples[rows]
+        is_last = seq_lens == num_known
+        is_sampled = is_last & self._samples[rows]
+        is_unknown = is_last & (self._num_unknown[rows] > 0)
+        last_tokens = query_start[1:].astype(np.int64) - 1
         return HostStep(
             rows=rows,
             query_lens=query_lens,
@@ -214,7 +257,9 @@ class Batch:
             positions=positions,
             groups=self._prepare_groups(rows, token_rows, positions, int(seq_lens.max(initial=0))),
             sample_rows=rows[is_sampled],
-            sample_tokens=query_start[1:][is_sampled].astype(np.int64) - 1,
+            sample_tokens=last_tokens[is_sampled],
+            unknown_rows=rows[is_unknown],
+            unknown_tokens=last_tokens[is_unknown],
             prompt_spans=self._prompt_spans(rows, starts, seq_lens, query_start)
             if self._num_prompt_logprobs
             else [],

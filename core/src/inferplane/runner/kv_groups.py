@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,16 @@ class KVGroup:
         for backend, names in self.layers_of:
             metadata.update(dict.fromkeys(names, backend.build_metadata(inputs)))
         return metadata
+
+    def refresh_metadata(self, metadata: Mapping[str, Any], inputs: AttentionInputs) -> None:
+        """Of a graph that was recorded with what `build_metadata` returned."""
+        for backend, names in self.layers_of:
+            backend.refresh_metadata(metadata[names[0]], inputs)
+
+    @property
+    def unsafe_backends(self) -> list[str]:
+        """Names of the backends that cannot be recorded in a graph."""
+        return sorted({backend.name for backend, _ in self.layers_of if not backend.graph_safe})
 
 
 def make_groups(

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferplane.api.device import MemoryInfo
-from inferplane.api.kv import DTYPE_BYTES, KVCacheSpec
+from inferplane.api.kv import DTYPE_BYTES, KVCacheConfig, KVCacheSpec
 from inferplane.config import ConfigError, EngineConfig
 from inferplane.runner.sampler import slice_elements
 
 HOST_SHARE = 0.4
-"""Part of the available memory to use where it is the machine's own: a person may be working on it too."""
-DEVICE_SHARE = 0.92
-"""The same for memory that nothing but this worker is using."""
+"""Part of what is free to use where the memory is the machine's own: a person may be working on it too."""
+DEVICE_SHARE = 0.9
+"""Part of a device's own memory to use, whatever it is used for."""
+GRAPH_BYTES = 8 << 20
+"""For what a recorded graph keeps besides the memory that all of them share."""
 RESERVE_BYTES = 256 << 20
 """For libraries, allocator slack and host-side state of the process."""
 LOGITS_COPIES = 10
@@ -22,15 +24,25 @@ top_p sets."""
 
 
 def kv_budget_bytes(
-    memory: MemoryInfo, is_host_memory: bool, config: EngineConfig, specs: Mapping[str, KVCacheSpec]
+    memory: MemoryInfo,
+    is_host_memory: bool,
+    config: EngineConfig,
+    specs: Mapping[str, KVCacheSpec],
+    step_bytes: int | None = None,
 ) -> int:
-    """Bytes for one rank's KV cache: a share of what is available after the weights are loaded, less what the largest
-    step needs, and never more than ``max_num_seqs`` sequences of full length could fill.
+    """Bytes for one rank's KV cache, and never more than ``max_num_seqs`` sequences of full length could fill.
 
-    Ranks in host memory all see the same memory, and divide the share.
+    Of a device's own memory: ``memory_share`` of all of it, less what is taken once the weights are loaded. Of host
+    memory, where others live too: that share of what is available then, which ranks divide. Either less what the
+    largest step needs: ``step_bytes`` where that was measured, else an estimate.
     """
-    share = HOST_SHARE / config.parallel.world_size if is_host_memory else DEVICE_SHARE
-    left = int(memory.available_bytes * share) - activation_bytes(config, is_host_memory) - RESERVE_BYTES
+    share = config.cache.memory_share
+    if is_host_memory:
+        left = int(memory.available_bytes * (share or HOST_SHARE) / config.parallel.world_size)
+    else:
+        taken_bytes = memory.total_bytes - memory.available_bytes
+        left = int(memory.total_bytes * (share or DEVICE_SHARE)) - taken_bytes - graph_bytes(config)
+    left -= (activation_bytes(config, is_host_memory) if step_bytes is None else step_bytes) + RESERVE_BYTES
     num_seqs, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
     # one block more for each sequence: copies and blocks in transition must not push a running request out
     useful = num_seqs * sum((spec.num_blocks_for(max_len) + 1) * spec.block_bytes for spec in specs.values())
@@ -47,20 +59,34 @@ def check_kv_cache_bytes(asked: int, memory: MemoryInfo) -> None:
         )
 
 
-def activation_bytes(config: EngineConfig, is_host_memory: bool) -> int:
-    """An estimate of what the largest step holds besides weights and KV, on the generous side.
+def longest_sequence(kv_config: KVCacheConfig, max_model_len: int) -> int:
+    """A bound on the tokens of any sequence: a group that keeps all of them keeps no more than the pool holds."""
+    whole = (group.spec for group in kv_config.groups if group.spec.first_visible_token(max_model_len) == 0)
+    return min([max_model_len, *(kv_config.num_blocks * spec.block_size for spec in whole)])
 
-    At its widest a layer holds the residual stream and its norm, queries, keys, values and the attention's result, or
-    the two halves of the feed-forward and their product.
-    """
-    hf, num_bytes = config.model.hf_config, DTYPE_BYTES[config.model.dtype]
-    hidden = _size(hf, "hidden_size", 4096)
-    intermediate = _size(hf, "intermediate_size", 4 * hidden) // config.parallel.tensor_parallel_size
-    per_token = num_bytes * (8 * hidden + 4 * intermediate)
+
+def graph_bytes(config: EngineConfig) -> int:
+    """An estimate of what recorded decode steps keep: memory for the largest, and something for each."""
+    sizes = config.graphs.batch_sizes if config.graphs.is_enabled else ()
+    return len(sizes) * GRAPH_BYTES + max(sizes, default=0) * activation_bytes_per_token(config)
+
+
+def activation_bytes(config: EngineConfig, is_host_memory: bool) -> int:
+    """An estimate of what the largest step holds besides weights and KV, on the generous side."""
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     num_logits = min(num_seqs, num_tokens) * config.model.vocab_size
     at_once = min(num_logits, slice_elements(is_host_memory))
-    return num_tokens * per_token + num_logits * (num_bytes + 4) + at_once * 4 * LOGITS_COPIES
+    logits_bytes = num_logits * (DTYPE_BYTES[config.model.dtype] + 4) + at_once * 4 * LOGITS_COPIES
+    return num_tokens * activation_bytes_per_token(config) + logits_bytes
+
+
+def activation_bytes_per_token(config: EngineConfig) -> int:
+    """At its widest a layer holds the residual stream and its norm, queries, keys, values and the attention's result,
+    or the two halves of the feed-forward and their product."""
+    hf, num_bytes = config.model.hf_config, DTYPE_BYTES[config.model.dtype]
+    hidden = _size(hf, "hidden_size", 4096)
+    intermediate = _size(hf, "intermediate_size", 4 * hidden) // config.parallel.tensor_parallel_size
+    return num_bytes * (8 * hidden + 4 * intermediate)
 
 
 def _size(hf_config: Mapping[str, Any], name: str, default: int) -> int:

@@ -11,16 +11,22 @@ import torch
 
 from inferplane.api.attention import AttentionInputs
 from inferplane.api.model import ForwardBatch, Model
+from inferplane.api.worker import DoneStep, PendingStep
 from inferplane.plan import StepPlan, StepResult
 from inferplane.request import PositionLogprobs
 from inferplane.runner.batch import Batch, HostStep
+from inferplane.runner.graphs import DecodeGraphs
 from inferplane.runner.kv_groups import KVGroup
 from inferplane.runner.logprobs import position_logprobs
+from inferplane.runner.pending import PendingSample
+from inferplane.runner.staging import StagingBuffer
 
 if TYPE_CHECKING:
-    from inferplane.api.device import DeviceRuntime
+    from inferplane.api.device import DeviceRuntime, GraphBackend
     from inferplane.runner.sampler import Sampler
 
+STAGING_BYTES = 1 << 20
+"""For the arrays of a step at first; it grows."""
 PROMPT_SLICE_ELEMENTS = 1 << 22
 """Logits of a prompt that are computed at once, when their log-probabilities are asked for."""
 
@@ -32,6 +38,7 @@ class _Executed:
     step_id: int
     rows: np.ndarray
     """Batch rows that get a token."""
+    device_rows: torch.Tensor | None
     logits: torch.Tensor | None
     """[len(rows), vocab_size]"""
     prompt_logprobs: dict[str, list[PositionLogprobs]] = field(default_factory=dict)
@@ -41,6 +48,8 @@ class Runner:
     """Holds the model, its KV tensors and the batch of one rank.
 
     A step is `execute`, then either `sample` (on the rank that has a sampler) or `accept` with what that rank sampled.
+    The next step may be executed before the result of `sample` is asked for: the tokens that were sampled stay on the
+    device, too, and are taken from there.
     When `execute` raises, no request has moved on; those the plan removed are gone and those it brought may be in the
     batch, so that a next plan that removes them finds a batch in order.
     """
@@ -62,23 +71,49 @@ class Runner:
         self.batch = batch
         self._sampler = sampler
         self._vocab_size = vocab_size
+        self._last_tokens = torch.zeros(batch.max_num_reqs, dtype=torch.int64, device=runtime.torch_device)
+        """For each batch row the token sampled last."""
+        self._staging = None if runtime.is_host_memory else StagingBuffer(runtime, STAGING_BYTES)
+        self._graphs: DecodeGraphs | None = None
         self._executed: _Executed | None = None
         self._errors: dict[str, str] = {}
         """Of requests that were wrong on arrival; reported with the first result after that."""
+
+    @property
+    def groups(self) -> Sequence[KVGroup]:
+        return self._groups
+
+    @torch.inference_mode()
+    def record(
+        self, backend: GraphBackend, sizes: Sequence[int], max_model_len: int, scratch_block: int
+    ) -> float:
+        """From now on decode steps replay graphs; see `DecodeGraphs`. Returns the seconds that recording them took."""
+        graphs = DecodeGraphs(
+            self._model,
+            self._runtime,
+            backend,
+            self._kv,
+            self._groups,
+            sizes,
+            max_model_len=max_model_len,
+            scratch_block=scratch_block,
+        )
+        seconds = graphs.record()
+        self._graphs = graphs
+        return seconds
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> None:
         """Applies the plan to the batch and runs the model up to the logits."""
         self._executed = None
         self.apply(plan)
-        executed = _Executed(plan.step_id, np.zeros(0, np.int64), None)
+        executed = _Executed(plan.step_id, np.zeros(0, np.int64), None, None)
         if plan.num_scheduled_tokens:
             step = self.batch.prepare(plan.num_scheduled_tokens)
-            batch = self.to_device(step)
-            hidden = self._model(batch)
             executed.rows = step.sample_rows
+            hidden, executed.device_rows, sampled_hidden = self._forward(step)
             if len(step.sample_rows):
-                executed.logits = self._model.compute_logits(hidden.index_select(0, batch.logits_rows))
+                executed.logits = self._model.compute_logits(sampled_hidden)
             for span in step.prompt_spans:
                 first = span.first_token
                 entries = self._prompt_logprobs(
@@ -89,9 +124,9 @@ class Runner:
         self._executed = executed
 
     @torch.inference_mode()
-    def sample(self) -> StepResult:
-        """Chooses the next token of each request of the executed plan that reached the end of its known tokens, and
-        appends it to the batch. Raises RuntimeError when no plan was executed since the last call."""
+    def sample(self) -> PendingStep:
+        """Queues the choice of the next token of each request of the executed plan that reached the end of its known
+        tokens; the batch counts it from now on. Raises RuntimeError when no plan was executed since the last call."""
         executed = self._take_executed()
         if self._sampler is None:
             raise RuntimeError("this rank does not sample: it accepts the tokens of the rank that does")
@@ -101,25 +136,21 @@ class Runner:
             prompt_logprobs=executed.prompt_logprobs,
             errors=self._take_errors(),
         )
-        if executed.logits is None:
-            return result
+        if executed.logits is None or executed.device_rows is None:
+            return DoneStep(result)
         rows, batch = executed.rows, self.batch
         sampled = self._sampler.sample(
             rows, batch.num_output_tokens(rows), batch.output_tokens, executed.logits
         )
-        choices = sampled.read(self._runtime)
-        token_ids, ids = choices.token_ids, batch.request_ids(rows)
-        result.logprobs = {ids[index]: [entry] for index, entry in choices.logprobs.items()}
-        result.errors.update((ids[index], error) for index, error in choices.errors.items())
-        if result.errors:
-            at = np.array(
-                [index for index, request_id in enumerate(ids) if request_id not in result.errors], np.int64
-            )
-            rows, token_ids, ids = rows[at], token_ids[at], [ids[index] for index in at]
-        batch.append_tokens(rows, token_ids)
-        self._sampler.append(rows, token_ids)
-        result.sampled_token_ids = {request_id: [token] for request_id, token in zip(ids, token_ids.tolist())}
-        return result
+        self._last_tokens.index_copy_(0, executed.device_rows, sampled.token_ids)
+        return PendingSample(
+            batch=batch,
+            sampler=self._sampler,
+            places=batch.reserve(rows),
+            request_ids=batch.request_ids(rows),
+            reading=sampled.start_reading(self._runtime),
+            unfinished=result,
+        )
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
         """In place of `sample`: the tokens of the executed plan, as the sampling rank's result has them."""
@@ -144,12 +175,53 @@ class Runner:
         for request_id, block_ids in plan.new_block_ids.items():
             self.batch.append_blocks(request_id, block_ids)
 
-    def to_device(self, step: HostStep) -> ForwardBatch:
-        """One copy for each array; attention metadata is built along the way."""
-        query_start, seq_lens = self._copy(step.query_start), self._copy(step.seq_lens)
+    def _forward(self, step: HostStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Hidden states of the step's tokens; batch rows of those that get a token, on the device, and their hidden
+        states."""
+        if self._graphs is not None and self._graphs.can_run(step):
+            hidden, sample_rows = self._graphs.run(step, self._last_tokens)
+            if len(step.sample_rows) == step.num_reqs:
+                return hidden, sample_rows, hidden
+            at = self._runtime.to_device(torch.from_numpy(step.sample_tokens))
+            return (
+                hidden,
+                self._runtime.to_device(torch.from_numpy(step.sample_rows)),
+                hidden.index_select(0, at),
+            )
+        batch, sample_rows = self.to_device(step)
+        hidden = self._model(batch)
+        return hidden, sample_rows, hidden.index_select(0, batch.logits_rows)
+
+    def to_device(self, step: HostStep) -> tuple[ForwardBatch, torch.Tensor]:
+        """All arrays in one copy; attention metadata is built along the way. Also the step's ``sample_rows``."""
+        columns = [
+            step.token_ids,
+            step.positions,
+            step.query_start,
+            step.seq_lens,
+            step.sample_tokens,
+            step.sample_rows,
+            step.unknown_rows,
+            step.unknown_tokens,
+        ]
+        for group in step.groups:
+            columns += [group.block_table, group.slot_mapping]
+        staged = self._copy(columns)
+        (
+            token_ids,
+            positions,
+            query_start,
+            seq_lens,
+            logits_rows,
+            sample_rows,
+            unknown_rows,
+            unknown_tokens,
+        ) = staged[:8]
+        if len(step.unknown_rows):
+            token_ids.index_copy_(0, unknown_tokens, self._last_tokens.index_select(0, unknown_rows))
         query_lens_host, seq_lens_host = step.query_lens.tolist(), step.seq_lens.tolist()
         metadata = {}
-        for group, arrays in zip(self._groups, step.groups):
+        for group, block_table, slot_mapping in zip(self._groups, staged[8::2], staged[9::2]):
             inputs = AttentionInputs(
                 num_reqs=step.num_reqs,
                 num_tokens=step.num_tokens,
@@ -157,21 +229,20 @@ class Runner:
                 seq_lens_host=seq_lens_host,
                 query_start=query_start,
                 seq_lens=seq_lens,
-                block_table=self._copy(arrays.block_table),
-                slot_mapping=self._copy(arrays.slot_mapping),
+                block_table=block_table,
+                slot_mapping=slot_mapping,
                 block_size=group.block_size,
             )
             metadata.update(group.build_metadata(inputs))
-        return ForwardBatch(
-            token_ids=self._copy(step.token_ids),
-            positions=self._copy(step.positions),
-            logits_rows=self._copy(step.sample_tokens),
-            kv=self._kv,
-            metadata=metadata,
+        batch = ForwardBatch(
+            token_ids=token_ids, positions=positions, logits_rows=logits_rows, kv=self._kv, metadata=metadata
         )
+        return batch, sample_rows
 
-    def _copy(self, array: np.ndarray) -> torch.Tensor:
-        return self._runtime.to_device(torch.from_numpy(array))
+    def _copy(self, arrays: list[np.ndarray]) -> list[torch.Tensor]:
+        if self._staging is None:
+            return [self._runtime.to_device(torch.from_numpy(array)) for array in arrays]
+        return self._staging.copy(arrays)
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, token_ids: np.ndarray, num_top: int

@@ -18,7 +18,7 @@ from inferplane.runner.logprobs import pack_logprobs, unpack_logprobs
 from inferplane.runner.noise import row_keys
 
 if TYPE_CHECKING:
-    from inferplane.api.device import DeviceRuntime
+    from inferplane.api.device import DeviceRuntime, HostCopy
 
 TOP_K_WIDTHS = (64, 256, 1024, 4096)
 """Candidates taken for a top_k, so that a request which wants few does not pay for one that wants many."""
@@ -79,13 +79,28 @@ class Sampled:
     errors: dict[int, str] = field(default_factory=dict)
     """Those that the host knows of: of logits processors."""
 
-    def read(self, runtime: DeviceRuntime) -> Choices:
+    def start_reading(self, runtime: DeviceRuntime) -> Reading:
+        """Queues the copies to the host."""
+        logprobs = [(at, num_top, runtime.to_host_async(packed)) for at, num_top, packed in self.logprobs]
+        choices = runtime.to_host_async(torch.stack((self.token_ids, self.outcomes)))
+        return Reading(choices, logprobs, self.errors)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`Sampled`, on its way to host memory."""
+
+    choices: HostCopy
+    logprobs: list[tuple[np.ndarray, np.ndarray, HostCopy]]
+    errors: dict[int, str]
+
+    def read(self) -> Choices:
         """Waits for the device."""
-        token_ids, outcomes = runtime.to_host(torch.stack((self.token_ids, self.outcomes))).numpy()
+        token_ids, outcomes = self.choices.tensor().numpy()
         errors = {int(index): _WHAT_IS_WRONG[Outcome(outcomes[index])] for index in np.flatnonzero(outcomes)}
         logprobs: dict[int, PositionLogprobs] = {}
         for at, num_top, packed in self.logprobs:
-            logprobs.update(zip(at.tolist(), unpack_logprobs(runtime.to_host(packed), num_top)))
+            logprobs.update(zip(at.tolist(), unpack_logprobs(packed.tensor(), num_top)))
         return Choices(token_ids, logprobs, errors | self.errors)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,14 +15,18 @@ from inferplane.api.attention import AttentionBackend, AttentionLayer, Attention
 from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.api.model import BuildContext, Model
-from inferplane.api.worker import Worker, WorkerContext
-from inferplane.plan import StepPlan, StepResult
+from inferplane.api.worker import PendingStep, Worker, WorkerContext
+from inferplane.engine.kv_sizing import group_layers
+from inferplane.plan import StepPlan
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
-from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes
+from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes, longest_sequence
 from inferplane.runner.runner import Runner
 from inferplane.runner.sampler import Sampler
-from inferplane.runner.warm_up import warm_up_plans
+from inferplane.runner.warm_up import largest_plan, warm_up_plans
+
+if TYPE_CHECKING:
+    from inferplane.api.device import GraphBackend
 
 logger = logging.getLogger("inferplane.worker")
 
@@ -38,6 +44,8 @@ class ModelWorker(Worker):
         self._model: Model | None = None
         self._runner: Runner | None = None
         self._kv_config: KVCacheConfig | None = None
+        self._max_len = self.config.model.max_model_len
+        """Of any sequence, once the size of the pool is known."""
 
     def set_up(self) -> None:
         self.runtime.set_up(self.config, self.context.group.rank)
@@ -107,46 +115,82 @@ class ModelWorker(Worker):
         return {layer.name: layer.spec for layer in self.model.attention_layers()}
 
     def available_kv_bytes(self) -> int:
-        memory, is_host_memory = self.runtime.memory(), self.runtime.is_host_memory
-        if (asked := self.config.cache.kv_cache_bytes) is not None:
-            check_kv_cache_bytes(asked, memory)
+        runtime, config = self.runtime, self.config
+        if (asked := config.cache.kv_cache_bytes) is not None:
+            check_kv_cache_bytes(asked, runtime.memory())
             return asked
-        return kv_budget_bytes(memory, is_host_memory, self.config, self.kv_cache_specs())
+        step_bytes = None if runtime.is_host_memory else runtime.measure_peak_bytes(self._run_largest_step)
+        specs = self.kv_cache_specs()
+        return kv_budget_bytes(runtime.memory(), runtime.is_host_memory, config, specs, step_bytes)
+
+    def _run_largest_step(self) -> None:
+        config = self.config
+        kv_config = KVCacheConfig(1, group_layers(self.kv_cache_specs()))
+        longest = min(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
+        runner = self._make_runner(kv_config, longest)
+        plan = largest_plan(config, [group.spec.block_size for group in kv_config.groups])
+        runner.execute(plan)
+        if self.is_sampling:
+            runner.sample().result()
 
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
-        config, layers = self.config, self.model.attention_layers()
-        kv = allocate(
-            kv_config, layers, self._attention, getattr(torch, config.model.dtype), self.runtime.torch_device
+        self._kv_config = kv_config
+        self._max_len = longest_sequence(kv_config, self.config.model.max_model_len)
+        # one block more than the scheduler knows of, for rows of a recorded step that no request fills
+        self._runner = self._make_runner(
+            replace(kv_config, num_blocks=kv_config.num_blocks + 1), self._max_len
         )
+
+    def _make_runner(self, kv_config: KVCacheConfig, max_len: int) -> Runner:
+        config, layers, runtime = self.config, self.model.attention_layers(), self.runtime
+        dtype = getattr(torch, config.model.dtype)
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
-        block_sizes = [group.spec.block_size for group in kv_config.groups]
         sampler = None
         if self.is_sampling:
-            sampler = Sampler(max_num_seqs, vocab_size, self.runtime, self.context.plugins.logits_processors)
-        self._runner = Runner(
+            sampler = Sampler(max_num_seqs, vocab_size, runtime, self.context.plugins.logits_processors)
+        return Runner(
             model=self.model,
-            runtime=self.runtime,
-            kv=kv,
+            runtime=runtime,
+            kv=allocate(kv_config, layers, self._attention, dtype, runtime.torch_device),
             groups=make_groups(kv_config, layers, self._attention),
-            batch=Batch(max_num_seqs, config.model.max_model_len, block_sizes),
+            batch=Batch(max_num_seqs, max_len, [group.spec.block_size for group in kv_config.groups]),
             sampler=sampler,
             vocab_size=vocab_size,
         )
-        self._kv_config = kv_config
 
     def warm_up(self) -> None:
         if self._kv_config is None:
             raise RuntimeError("the worker has no KV cache yet: call init_kv_cache first")
-        for plan in warm_up_plans(self._kv_config, self.config.model.max_model_len):
+        for plan in warm_up_plans(self._kv_config, self._max_len):
             self.execute(plan)
             if self.is_sampling and plan.num_scheduled_tokens:
-                self.runner.sample()
+                self.runner.sample().result()
+        if self.config.graphs.is_enabled and (backend := self.runtime.graphs()) is not None:
+            self._record_graphs(backend, self._kv_config)
         self.runtime.synchronize()
+
+    def _record_graphs(self, backend: GraphBackend, kv_config: KVCacheConfig) -> None:
+        """Where something in the way makes that impossible, steps run without, which is slower and no less right."""
+        runner, sizes = self.runner, self.config.graphs.batch_sizes
+        unsafe = sorted({name for group in runner.groups for name in group.unsafe_backends})
+        if not self.comm.graph_safe:
+            unsafe.append(type(self.comm).__name__)
+        if unsafe or not sizes:
+            why = f"{', '.join(unsafe)} cannot be recorded" if unsafe else "no batch sizes are given"
+            logger.warning("decode steps run without graphs: %s", why)
+            return
+        try:
+            seconds = runner.record(backend, sizes, self._max_len, scratch_block=kv_config.num_blocks)
+        except RuntimeError as error:
+            logger.warning("decode steps run without graphs: recording them failed: %s", error)
+            return
+        if self.is_sampling:
+            logger.info("recorded %d graphs for decode steps in %.1f s", len(sizes), seconds)
 
     def execute(self, plan: StepPlan) -> None:
         self.runner.execute(plan)
 
-    def sample(self) -> StepResult:
+    def sample(self) -> PendingStep:
         return self.runner.sample()
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:

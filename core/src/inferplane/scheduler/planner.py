@@ -52,6 +52,7 @@ class StepPlanner:
     Memory: a request is admitted when the pool has room for all its tokens so far, on top of what those in the batch
     will need for theirs. A request that needs a block when none is free takes it from the last in order, which is
     preempted, but never from one before itself. So the first one always moves on, and everybody is first one day.
+    Blocks that a step in flight writes come back with its result; whoever needs them stands still until then.
     """
 
     def __init__(self, state: SchedulerState, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -71,7 +72,7 @@ class StepPlanner:
         for index, sequence in enumerate(prefills):
             if not sequence.is_in_batch:
                 continue  # preempted by one before it
-            num_needed = len(sequence.token_ids) - sequence.num_dispatched_tokens
+            num_needed = sequence.num_expected_tokens - sequence.num_dispatched_tokens
             is_last = index + 1 == len(prefills) and not self._has_candidate()
             num_tokens = _chunk(draft, num_needed, is_last)
             if num_tokens == 0:
@@ -115,7 +116,7 @@ class StepPlanner:
         prefills = []
         for sequence in self._state.running:
             num_dispatched = sequence.num_dispatched_tokens
-            num_needed = len(sequence.token_ids) - num_dispatched
+            num_needed = sequence.num_expected_tokens - num_dispatched
             if num_needed == 1:
                 if num_dispatched < sequence.blocks.capacity_tokens:
                     sequence.num_dispatched_tokens = num_dispatched + 1
@@ -145,20 +146,19 @@ class StepPlanner:
         return True
 
     def _preempt_after(self, draft: DraftStep, sequence: Sequence) -> bool:
-        """Preempts the last request in order that is later than this one and that no step in flight contains."""
-        for victim in reversed(self._state.running):
-            if victim is sequence:
-                return False
-            # What this draft gave the victim is not in flight yet: it is taken back.
-            num_given = draft.num_tokens.get(victim, 0)
-            if victim.num_dispatched_tokens - num_given == victim.num_computed_tokens:
-                victim.num_dispatched_tokens -= num_given
-                draft.budget += num_given
-                draft.num_tokens.pop(victim, None)
-                draft.new_block_ids.pop(victim, None)
-                self._state.preempt(victim)
-                return True
-        return False
+        """Preempts the last request in order, if that is later than this one. Whether blocks are free now: those of a
+        request that a step in flight writes come back with its result, and until then nobody else is preempted."""
+        state = self._state
+        victim = next(reversed(state.running))
+        if state.leaving or victim is sequence:
+            return False
+        # What this draft gave the victim is not in flight yet: it is taken back.
+        num_given = draft.num_tokens.pop(victim, 0)
+        draft.new_block_ids.pop(victim, None)
+        draft.budget += num_given
+        victim.num_dispatched_tokens -= num_given
+        state.preempt(victim)
+        return victim not in state.leaving
 
     def _admit_waiting(
         self, draft: DraftStep, cut: list[tuple[Sequence, int]], num_promised_blocks: int
@@ -173,6 +173,8 @@ class StepPlanner:
             num_places = self.max_num_running - len(self._state.running)
             if draft.budget == 0 or num_places == 0 or num_deferred > MAX_DEFERRED:
                 return
+            if sequence.is_in_flight:
+                return  # preempted just now; memory is short
             num_known = len(sequence.token_ids)
             prefix = self._find_prefix(sequence)
             if self._is_next_block_pending(sequence, prefix, pending):
@@ -197,7 +199,9 @@ class StepPlanner:
         """Identities of the prompt blocks that this step, or one in flight, is about to fill."""
         pending: set[bytes] = set()
         for sequence in self._state.running:
-            start, end = sequence.num_computed_tokens, sequence.num_dispatched_tokens
+            # A token that is not known yet is an output, and the last one expected.
+            start = sequence.num_computed_tokens
+            end = min(sequence.num_dispatched_tokens, len(sequence.token_ids))
             if end - start > 1:
                 pending.update(self._kv.block_hashes(sequence.blocks, start, end))
         return pending

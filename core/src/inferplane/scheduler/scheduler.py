@@ -24,8 +24,10 @@ class Scheduler:
     ``fail_step(plan, error)``. Requests may be added and aborted at any moment between these calls.
 
     Several plans may be in flight if the workers execute them in order: each plan that `schedule` returned must be
-    answered by `update` or `fail_step`, in order, exactly once. A request whose next token is still in flight is
-    left out of the plans after it.
+    answered by `update` or `fail_step`, in order, exactly once. With ``async_scheduling`` a request whose next token is
+    still in flight is planned for as if that were known, as far as nobody on the host has to look at it (see
+    `EngineRequest.reads_its_output`) and more tokens are to follow; without, it is left out of the plans after it. A
+    stop that turns out to lie in the token in flight ends the request there, and what was computed beyond is dropped.
 
     How tokens, blocks and places are divided, and what bounds that gives, is in `StepPlanner`.
     """
@@ -66,6 +68,7 @@ class Scheduler:
         self._planner = StepPlanner(
             self._state, scheduler_config.max_num_seqs, scheduler_config.max_num_batched_tokens
         )
+        self._runs_ahead = scheduler_config.async_scheduling
         self._seeds = random.Random(seed)
         self._num_arrivals = 0
         self._num_steps = 0
@@ -94,7 +97,8 @@ class Scheduler:
         if seed is None:
             seed = self._seeds.getrandbits(63)
         self._num_arrivals += 1
-        sequence = Sequence(request, (self._policy.order_key(request), self._num_arrivals), seed)
+        order = (self._policy.order_key(request), self._num_arrivals)
+        sequence = Sequence(request, order, seed, runs_ahead=self._runs_ahead)
         sequence.blocks = self._kv.open(sequence.token_ids, (request.cache_salt,))
         self._state.enqueue(sequence)
 
@@ -151,6 +155,11 @@ class Scheduler:
             draft = self._planner.plan_batch()
         if not draft.num_tokens:
             return None
+        if self._runs_ahead:
+            for sequence in draft.num_tokens:
+                num_expected = sequence.num_expected_tokens
+                if sequence.num_dispatched_tokens == num_expected < sequence.run_ahead_until_tokens:
+                    sequence.num_expected_tokens = num_expected + 1
         self._num_steps += 1
         plan = _plan_of(draft, self._num_steps, state.removed_request_ids)
         state.removed_request_ids = []
@@ -251,6 +260,7 @@ class Scheduler:
             )
         num_known = len(sequence.token_ids)
         reason = sequence.extend(token_ids)
+        sequence.num_expected_tokens = max(sequence.num_expected_tokens, len(sequence.token_ids))
         logprobs = result.logprobs.get(request_id)
         if reason is None:
             self._state.num_generated_tokens += len(token_ids)

@@ -35,12 +35,14 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_dispatched_tokens",
+        "num_expected_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "order",
         "prompt_logprobs",
         "request",
         "request_id",
+        "run_ahead_until_tokens",
         "seed",
         "status",
         "stop_token_ids",
@@ -48,7 +50,10 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: EngineRequest, order: tuple[Any, int], seed: int) -> None:
+    def __init__(
+        self, request: EngineRequest, order: tuple[Any, int], seed: int, *, runs_ahead: bool = False
+    ) -> None:
+        """``runs_ahead``: whether tokens may be planned for that follow one whose value is not known yet."""
         params = request.params
         # Fixed when the request is added.
         self.request = request
@@ -61,6 +66,11 @@ class Sequence:
         self.min_tokens = params.min_tokens
         eos_token_ids = () if params.ignore_eos else request.eos_token_ids
         self.stop_token_ids = frozenset((*eos_token_ids, *(params.stop_token_ids or ())))
+        self.run_ahead_until_tokens = 0
+        """A step that samples when this many tokens or more are expected is the last until its result is known."""
+        if runs_ahead and not request.reads_its_output:
+            # The last output token is never run.
+            self.run_ahead_until_tokens = self.num_prompt_tokens + self.max_tokens - 1
 
         # Filled by the scheduler's update.
         self.token_ids = list(request.prompt_token_ids)
@@ -77,6 +87,9 @@ class Sequence:
         self.num_dispatched_tokens = 0
         """Like ``num_computed_tokens``, with the steps in flight: where the next step goes on. The two are equal
         exactly when no step in flight contains this sequence."""
+        self.num_expected_tokens = len(self.token_ids)
+        """Tokens that can be scheduled: those known, and one for each step in flight that samples one, if it may be run
+        before its value is known. A stop that is found late makes the last of them, and its slot, useless."""
         self.num_cached_tokens = 0
         """Prompt tokens that came from the prefix cache when the request was first admitted."""
         self.num_preemptions = 0

@@ -21,6 +21,8 @@ class SchedulerState:
         self.running = SequenceQueue()
         self.suspects = SequenceQueue()
         """Sequences to run alone, because a step with them raised. The batch stands still until none is left."""
+        self.leaving: set[Sequence] = set()
+        """Sequences outside the batch whose blocks come back with the result of a step in flight."""
         self.removed_request_ids: list[str] = []
         """Left the batch since the last plan."""
         self.num_preemptions = 0
@@ -53,6 +55,7 @@ class SchedulerState:
         if sequence.needs_every_position:
             sequence.prompt_logprobs = []
         sequence.num_computed_tokens = sequence.num_dispatched_tokens = num_cached_tokens
+        sequence.num_expected_tokens = len(sequence.token_ids)
         sequence.status = SequenceStatus.RUNNING
         sequence.is_in_batch = True
         self.running.push(sequence)
@@ -107,6 +110,9 @@ class SchedulerState:
     def release_blocks(self, sequence: Sequence) -> None:
         """Of a sequence outside the batch; does nothing as long as a step in flight contains it, because workers still
         write its blocks. Whoever takes that step out of flight calls again."""
-        if not sequence.is_in_flight:
-            self.kv.free(sequence.blocks)
-            sequence.num_computed_tokens = sequence.num_dispatched_tokens = 0
+        if sequence.is_in_flight:
+            self.leaving.add(sequence)
+            return
+        self.leaving.discard(sequence)
+        self.kv.free(sequence.blocks)
+        sequence.num_computed_tokens = sequence.num_dispatched_tokens = 0
