@@ -23,6 +23,7 @@ from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
 from inferplane.config import CacheConfig, DeviceConfig, EngineConfig, LoadConfig, ModelConfig
+from inferplane.models.hf_config import usual_form
 from inferplane.models.registry import build_model
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ def make_context(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return usual_form(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from families import FAMILIES
+
 VOCAB_SIZE = 1024
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -44,17 +46,6 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "qwen2": ("Qwen2Config", {"use_sliding_window": False}),
     "qwen3": ("Qwen3Config", {"use_sliding_window": False, "head_dim": 32}),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 48,
-            "head_dim": 32,
-            "norm_topk_prob": True,
-        },
-    ),
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
 
@@ -76,16 +67,19 @@ _SHARED: dict[str, Any] = {
 def make_tiny_model(
     arch: str, directory: Path, *, seed: int = 0, dtype: str = "float32", **overrides: Any
 ) -> Path:
-    """Writes a random model of `arch` (one of ARCHITECTURES) below `directory` and returns its folder.
+    """Writes a random model of `arch` below `directory` and returns its folder.
+
+    `arch` is one of ARCHITECTURES or of `families.FAMILIES`.
 
     `overrides` are fields of the transformers configuration. The same arguments give the same weights.
     """
-    if arch not in _ARCHITECTURES:
-        raise ValueError(f"arch must be one of {', '.join(ARCHITECTURES)}, got {arch!r}")
+    known = {**FAMILIES, **_ARCHITECTURES}
+    if arch not in known:
+        raise ValueError(f"arch must be one of {', '.join(known)}, got {arch!r}")
     import torch
     import transformers
 
-    config_class, differences = _ARCHITECTURES[arch]
+    config_class, differences = known[arch]
     config = getattr(transformers, config_class)(**{**_SHARED, **differences, **overrides})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _randomize(model, seed)

@@ -14,6 +14,7 @@ from inferplane.api.model import BuildContext
 from inferplane.layers import (
     ColumnParallelLinear,
     GatedActivation,
+    Heads,
     Layer,
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -110,9 +111,7 @@ def test_qkv_parallel_splits_by_heads_and_repeats_kv_heads_where_they_are_few(
             _context(comm),
             "a",
             5,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            Heads(num_heads, num_kv_heads, head_dim),
             bias=True,
         )
         assert layer.num_heads == num_heads // world_size

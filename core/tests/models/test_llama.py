@@ -195,16 +195,15 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps should be a positive number .* is 'small'"),
     ("llama", {"attention_bias": 1}, "attention_bias should be true or false .* is 1"),
     ("mistral", {"sliding_window": "wide"}, "sliding_window .* is 'wide'"),
-    ("mistral", {"sliding_window": 255}, "sliding_window is 255 tokens and max_model_len 256"),
     (
-        "qwen2",
-        {"use_sliding_window": True, "layer_types": None, "sliding_window": 9, "max_window_layers": 1},
-        "is 9",
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["sliding_attention"]},
+        "layer_types should be a list of 2 types",
     ),
     (
         "qwen3",
-        {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "sliding_window": 8},
-        "is 8",
+        {"use_sliding_window": True, "layer_types": ["sliding_attention", "mamba"]},
+        r"layer_types\[1\] is 'mamba'",
     ),
 ]
 
@@ -235,6 +234,34 @@ def test_a_window_that_no_token_leaves_is_full_attention(
 ):
     model = build_model(make_context({**read_config(tiny_model(arch)), **changes}))
     assert all(type(layer.spec) is FullAttentionSpec for layer in model.attention_layers())
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "windows"),
+    [
+        ("mistral", {"sliding_window": 255}, [255, 255]),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "layer_types": None, "sliding_window": 9, "max_window_layers": 1},
+            [None, 9],
+        ),
+        (
+            "qwen3",
+            {
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "sliding_window": 8,
+            },
+            [8, None],
+        ),
+    ],
+)
+def test_layers_have_the_windows_that_their_config_says(
+    arch: str, changes: dict[str, Any], windows: list[int | None], tiny_model: Callable[[str], Path]
+):
+    model = build_model(make_context({**read_config(tiny_model(arch)), **changes}))
+    specs = [layer.spec for layer in model.attention_layers()]
+    assert [getattr(spec, "window", None) for spec in specs] == windows
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def resolve_in_full(
     args: EngineArgs, plugins: PluginSet, *, progress: bool = True, needs_weights: bool = True
 ) -> Resolution:
     """As `resolve`. Without ``needs_weights`` a folder that holds ``config.json`` alone is a model too."""
+    from inferplane.models.hf_config import usual_form
     from inferplane.models.loader import LOAD_FORMATS, open_checkpoint
     from inferplane.models.registry import known_architectures
     from inferplane.models.remote_code import refuse_unknown_code
@@ -61,7 +62,8 @@ def resolve_in_full(
     sources = plugins.model_sources()
     source = resolve_model(args.model, revision=args.revision, progress=progress, fetchers=sources)
     reads_weights = needs_weights and args.load_format in LOAD_FORMATS
-    hf_config = open_checkpoint(source, args.load_format if reads_weights else "dummy").hf_config
+    checkpoint = open_checkpoint(source, args.load_format if reads_weights else "dummy")
+    hf_config = usual_form(checkpoint.hf_config)
     if source.kind == "folder":
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, known.__contains__)

@@ -3,38 +3,42 @@
 from inferplane.layers.activation import GatedActivation
 from inferplane.layers.attention import Attention
 from inferplane.layers.block import ParallelBlock, SequentialBlock
-from inferplane.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from inferplane.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
 from inferplane.layers.experts import Experts, SeparateExperts, StackedExperts
 from inferplane.layers.layer import Layer, WeightSlot, walk_layers
 from inferplane.layers.linear import (
     ColumnParallelLinear,
     Linear,
     MergedColumnParallelLinear,
-    QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
-from inferplane.layers.mlp import GatedMLP
+from inferplane.layers.mlp import MLP, GatedMLP
 from inferplane.layers.moe import SparseMoE
-from inferplane.layers.norm import LayerNorm, Norm, RMSNorm
+from inferplane.layers.norm import AllHeadsRMSNorm, LayerNorm, Norm, RMSNorm
+from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQKV
 from inferplane.layers.rope import RotaryEmbedding
 from inferplane.layers.router import Router, Routing
-from inferplane.layers.self_attention import Heads, SelfAttention
+from inferplane.layers.self_attention import SelfAttention
 
 __all__ = [
+    "AllHeadsRMSNorm",
     "Attention",
     "ColumnParallelLinear",
     "Experts",
+    "FusedQKV",
     "GatedActivation",
     "GatedMLP",
     "Heads",
     "Layer",
     "LayerNorm",
     "Linear",
+    "MLP",
     "MergedColumnParallelLinear",
     "Norm",
     "ParallelBlock",
     "ParallelLMHead",
+    "PositionEmbedding",
     "QKVParallelLinear",
     "RMSNorm",
     "ReplicatedLinear",
@@ -44,6 +48,7 @@ __all__ = [
     "RowParallelLinear",
     "SelfAttention",
     "SeparateExperts",
+    "SeparateQKV",
     "SequentialBlock",
     "SparseMoE",
     "StackedExperts",

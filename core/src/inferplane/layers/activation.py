@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import torch
 
 from inferplane.api.model import BuildContext
@@ -28,3 +31,20 @@ class GatedActivation(Layer):
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, 2 * size] -> [num_tokens, size]``"""
         return self._op(gate_up)
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+}
+"""Of one input, by the name that configurations have for them."""
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Raises `ModelLoadError` naming one that is not known."""
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(f"activation {name!r} is not known; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

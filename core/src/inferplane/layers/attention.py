@@ -73,8 +73,10 @@ def _spec(
         "head_dim": head_dim,
         "dtype": ctx.config.model.dtype,
     }
-    if window is not None:
+    # within its window or chunk a token sees every other, so that full attention says the same
+    max_model_len = ctx.config.model.max_model_len
+    if window is not None and window < max_model_len:
         return SlidingWindowSpec(window=window, **shape)
-    if chunk is not None:
+    if chunk is not None and chunk < max_model_len:
         return ChunkedLocalSpec(chunk=chunk, **shape)
     return FullAttentionSpec(**shape)

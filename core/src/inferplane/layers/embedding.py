@@ -107,3 +107,18 @@ class ParallelLMHead(_VocabWeight):
             self._name,
         )
         return self.weight
+
+
+class PositionEmbedding(Layer):
+    """A learned vector for each position, on every rank."""
+
+    def __init__(self, ctx: BuildContext, prefix: str, num_positions: int, size: int) -> None:
+        self._name = f"{prefix}.weight"
+        self._weight = torch.empty(num_positions, size, dtype=ctx.dtype, device=ctx.device)
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        return [WeightSlot(self._name, tuple(self._weight.shape), self._weight.copy_)]
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[num_tokens] int64 -> [num_tokens, size]``"""
+        return torch.nn.functional.embedding(positions, self._weight)

@@ -13,7 +13,7 @@ import torch
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer, WeightSlot
-from inferplane.layers.parallel import Share, even_share, kv_head_share, whole
+from inferplane.layers.parallel import Rows, Share, even_share, stacked_rows, whole
 
 
 class Linear(Layer):
@@ -21,23 +21,26 @@ class Linear(Layer):
 
     ``outputs`` maps each matrix's name (``model.layers.0.mlp.gate_proj``; its tensors add ``.weight`` and ``.bias``)
     to the rows that this rank keeps; they lie in the fused weight in that order. ``inputs`` is the share of the
-    columns. The bias is read from the checkpoint on every rank, but added only where ``adds_bias``.
+    columns. The bias is read from the checkpoint on every rank, but added only where ``adds_bias``. With
+    ``is_transposed`` the checkpoint has ``[in_features, out_features]``.
     """
 
     def __init__(
         self,
         ctx: BuildContext,
-        outputs: Mapping[str, Share],
+        outputs: Mapping[str, Share | Rows],
         inputs: Share,
         *,
         bias: bool,
         adds_bias: bool = True,
+        is_transposed: bool = False,
     ) -> None:
         self._ctx = ctx
         self._outputs = outputs
         self._inputs = inputs
         self._has_bias = bias
         self._adds_bias = bias and adds_bias
+        self._is_transposed = is_transposed
         self._weight: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._multiply: Multiply = self._not_loaded
@@ -60,6 +63,8 @@ class Linear(Layer):
         for name, share in self._outputs.items():
             rows = slice(row, row + share.size)
             shape = (share.total, self._inputs.total)
+            if self._is_transposed:
+                shape = shape[::-1]
             slots.append(WeightSlot(f"{name}.weight", shape, partial(self._copy_weight, rows, share)))
             if self._has_bias:
                 slots.append(
@@ -83,13 +88,14 @@ class Linear(Layer):
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._ctx.dtype, device=self._ctx.device)
 
-    def _copy_weight(self, rows: slice, share: Share, tensor: torch.Tensor) -> None:
+    def _copy_weight(self, rows: slice, share: Share | Rows, tensor: torch.Tensor) -> None:
         # made on first use, so that a model whose kernels pack into less never holds all of its plain weights
         if self._weight is None:
             self._weight = self._empty(self.out_features, self.in_features)
-        self._weight[rows].copy_(tensor[share.span, self._inputs.span])
+        matrix = tensor.T if self._is_transposed else tensor
+        self._weight[rows].copy_(matrix[share.span, self._inputs.span])
 
-    def _copy_bias(self, rows: slice, share: Share, tensor: torch.Tensor) -> None:
+    def _copy_bias(self, rows: slice, share: Share | Rows, tensor: torch.Tensor) -> None:
         if not self._adds_bias:
             return
         if self._bias is None:
@@ -112,7 +118,8 @@ class ReplicatedLinear(Linear):
 class MergedColumnParallelLinear(Linear):
     """Several matrices of the same input in one product, each split by output features: rank r has part r of each.
 
-    ``out_features`` maps the names below ``prefix``, as in ``{"gate_proj": 1536, "up_proj": 1536}``.
+    ``out_features`` maps the names below ``prefix``, as in ``{"gate_proj": 1536, "up_proj": 1536}``. With
+    ``fused_name`` the checkpoint has them one below another in one matrix of that name.
     """
 
     def __init__(
@@ -123,11 +130,15 @@ class MergedColumnParallelLinear(Linear):
         out_features: Mapping[str, int],
         *,
         bias: bool = False,
+        fused_name: str | None = None,
     ) -> None:
-        outputs = {}
-        for part, size in out_features.items():
-            name = f"{prefix}.{part}"
-            outputs[name] = even_share(size, ctx.comm, f"{name}: out_features")
+        shares = {
+            f"{prefix}.{part}": even_share(size, ctx.comm, f"{prefix}.{part}: out_features")
+            for part, size in out_features.items()
+        }
+        outputs: Mapping[str, Share | Rows] = shares
+        if fused_name is not None:
+            outputs = {f"{prefix}.{fused_name}": stacked_rows(shares.values())}
         super().__init__(ctx, outputs, whole(in_features), bias=bias)
 
 
@@ -135,52 +146,43 @@ class ColumnParallelLinear(Linear):
     """Split by output features: every rank sees the whole input and makes a part of the output."""
 
     def __init__(
-        self, ctx: BuildContext, prefix: str, in_features: int, out_features: int, *, bias: bool = False
-    ) -> None:
-        outputs = {prefix: even_share(out_features, ctx.comm, f"{prefix}: out_features")}
-        super().__init__(ctx, outputs, whole(in_features), bias=bias)
-
-
-class QKVParallelLinear(Linear):
-    """``q_proj``, ``k_proj`` and ``v_proj`` below ``prefix`` in one product, split by heads.
-
-    The output is ``[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`` with the attributes ``num_heads`` and
-    ``num_kv_heads``, which count this rank's. With fewer KV heads than ranks each is kept by several.
-    """
-
-    def __init__(
         self,
         ctx: BuildContext,
         prefix: str,
         in_features: int,
+        out_features: int,
         *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         bias: bool = False,
+        is_transposed: bool = False,
     ) -> None:
-        heads = even_share(num_heads, ctx.comm, f"{prefix}: number of attention heads")
-        kv_heads = kv_head_share(num_kv_heads, ctx.comm, f"{prefix}: number of KV heads")
-        outputs = {
-            f"{prefix}.q_proj": heads.scaled(head_dim),
-            f"{prefix}.k_proj": kv_heads.scaled(head_dim),
-            f"{prefix}.v_proj": kv_heads.scaled(head_dim),
-        }
-        super().__init__(ctx, outputs, whole(in_features), bias=bias)
-        self.num_heads = heads.size
-        self.num_kv_heads = kv_heads.size
+        outputs = {prefix: even_share(out_features, ctx.comm, f"{prefix}: out_features")}
+        super().__init__(ctx, outputs, whole(in_features), bias=bias, is_transposed=is_transposed)
 
 
 class RowParallelLinear(Linear):
     """Split by input features: every rank multiplies its part, and the sum over ranks is the output on all."""
 
     def __init__(
-        self, ctx: BuildContext, prefix: str, in_features: int, out_features: int, *, bias: bool = False
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        is_transposed: bool = False,
     ) -> None:
         inputs = even_share(in_features, ctx.comm, f"{prefix}: in_features")
         # one rank adds the bias, or the sum would have it once for each
         adds_bias = ctx.comm.rank == 0
-        super().__init__(ctx, {prefix: whole(out_features)}, inputs, bias=bias, adds_bias=adds_bias)
+        super().__init__(
+            ctx,
+            {prefix: whole(out_features)},
+            inputs,
+            bias=bias,
+            adds_bias=adds_bias,
+            is_transposed=is_transposed,
+        )
         self._all_reduce = ctx.comm.all_reduce
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

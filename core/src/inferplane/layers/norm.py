@@ -9,6 +9,7 @@ import torch
 
 from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.parallel import Share
 
 
 class Norm(Layer):
@@ -73,3 +74,35 @@ class LayerNorm(Norm):
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x + residual
         return self(total), total
+
+
+class AllHeadsRMSNorm(Layer):
+    """Root-mean-square norm over all heads of q or k together, those of other ranks included.
+
+    ``heads`` are this rank's; where several ranks keep the same head, all heads are kept by equally many.
+    """
+
+    def __init__(self, ctx: BuildContext, prefix: str, heads: Share, head_dim: int, eps: float) -> None:
+        self._name = f"{prefix}.weight"
+        self._rows = heads.scaled(head_dim)
+        self._weight = torch.empty(self._rows.size, dtype=ctx.dtype, device=ctx.device)
+        self._eps = eps
+        self._comm = ctx.comm
+        self._rms_norm = ctx.ops.rms_norm
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        return [
+            WeightSlot(
+                self._name, (self._rows.total,), lambda whole: self._weight.copy_(whole[self._rows.span])
+            )
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[num_tokens, heads, head_dim]`` to the same."""
+        flat = x.flatten(1)
+        if self._comm.world_size == 1:
+            return self._rms_norm(flat, self._weight, self._eps).view(x.shape)
+        wide = flat.float()
+        mean_square = self._comm.all_reduce(wide.pow(2).mean(-1, keepdim=True)) / self._comm.world_size
+        normed = wide * torch.rsqrt(mean_square + self._eps)
+        return (self._weight * normed.to(x.dtype)).view(x.shape)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import torch
 
 from inferplane.api.comm import Communicator
 from inferplane.config import ConfigError
@@ -23,6 +26,28 @@ class Share:
     def scaled(self, factor: int) -> Share:
         """The same share counted in elements of which each of ours has ``factor``: heads to features."""
         return Share(self.total * factor, self.start * factor, self.size * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a matrix of ``total`` that are this rank's, one by one, in the order in which it keeps them."""
+
+    total: int
+    span: torch.Tensor
+    """[size] int64"""
+
+    @property
+    def size(self) -> int:
+        return len(self.span)
+
+
+def stacked_rows(shares: Iterable[Share]) -> Rows:
+    """Shares of matrices that lie one below another in one."""
+    total, parts = 0, []
+    for share in shares:
+        parts.append(torch.arange(total + share.start, total + share.start + share.size))
+        total += share.total
+    return Rows(total, torch.cat(parts))
 
 
 def whole(total: int) -> Share:

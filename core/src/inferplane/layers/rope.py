@@ -17,8 +17,11 @@ class RotaryEmbedding(Layer):
     fact, and those of a prefix that two requests share different for each.
     """
 
-    def __init__(self, ctx: BuildContext, config: RopeConfig) -> None:
+    def __init__(self, ctx: BuildContext, config: RopeConfig, *, is_interleaved: bool = False) -> None:
+        """``is_interleaved``: the checkpoint turns neighbouring dimensions as a pair. The projections' rows are put in
+        another order when they are loaded (`QKVParallelLinear`), so that nothing here depends on it."""
         self._config = config
+        self.interleaved_dim = config.rotary_dim if is_interleaved else 0
         self._num_positions = ctx.config.model.max_model_len
         self._device = ctx.device
         self._rotary = ctx.ops.rotary

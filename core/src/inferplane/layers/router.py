@@ -71,11 +71,11 @@ class Router(Layer):
         routing: Routing,
         *,
         bias: bool = False,
-        dtype: torch.dtype | None = None,
+        dtype: str | None = None,
         bias_name: str | None = None,
     ) -> None:
         self.routing = routing
-        self._dtype = dtype or ctx.dtype
+        self._dtype = ctx.dtype if dtype is None else getattr(torch, dtype)
         self._is_converted = self._dtype != ctx.dtype
         self.gate = ReplicatedLinear(
             replace(ctx, dtype=self._dtype), prefix, hidden_size, routing.num_experts, bias=bias

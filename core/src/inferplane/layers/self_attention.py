@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.attention import Attention
-from inferplane.layers.layer import Layer
-from inferplane.layers.linear import QKVParallelLinear, RowParallelLinear
-from inferplane.layers.norm import Norm
+from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.linear import RowParallelLinear
+from inferplane.layers.parallel import even_share
+from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQKV
 from inferplane.layers.rope import RotaryEmbedding
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Of one attention layer, over all ranks."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 class SelfAttention(Layer):
     """Projections to q, k and v, norms on q and k, rotary embedding, attention, projection back.
 
-    Tensors are ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj`` below ``prefix``. ``rope`` is None where positions do
-    not turn queries and keys. ``q_norm`` and ``k_norm`` act on each head.
+    ``rope`` is None where positions do not turn queries and keys. ``q_norm`` and ``k_norm`` take
+    ``[num_tokens, heads, head_dim]``, before the rotation. ``output`` names the last projection below ``prefix``.
+    With ``has_sinks`` each head has a learned logit, ``prefix.sinks``, that takes its share of the attention.
     """
 
     def __init__(
@@ -38,22 +31,30 @@ class SelfAttention(Layer):
         heads: Heads,
         *,
         rope: RotaryEmbedding | None,
+        tensors: SeparateQKV | FusedQKV = SeparateQKV(),  # noqa: B008
+        output: str = "o_proj",
         qkv_bias: bool = False,
         output_bias: bool = False,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
+        is_transposed: bool = False,
+        q_norm: Layer | None = None,
+        k_norm: Layer | None = None,
         scale: float | None = None,
+        window: int | None = None,
+        chunk: int | None = None,
+        soft_cap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
-        """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out."""
+        """``scale``, ``window``, ``chunk`` and ``soft_cap`` as in `Attention`."""
         head_dim = heads.head_dim
         self.qkv_proj = QKVParallelLinear(
             ctx,
             prefix,
             hidden_size,
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=head_dim,
+            heads,
+            tensors=tensors,
             bias=qkv_bias,
+            interleaved_dim=0 if rope is None else rope.interleaved_dim,
+            is_transposed=is_transposed,
         )
         num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self._split = (num_heads, num_kv_heads, num_kv_heads)
@@ -61,21 +62,56 @@ class SelfAttention(Layer):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.rope = rope
+        self.sinks = Sinks(ctx, f"{prefix}.sinks", heads.num_heads) if has_sinks else None
         self.attention = Attention(
-            ctx, prefix, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=scale
+            ctx,
+            prefix,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            window=window,
+            chunk=chunk,
+            soft_cap=soft_cap,
+            sinks=None if self.sinks is None else self.sinks.logits,
         )
         self.o_proj = RowParallelLinear(
-            ctx, f"{prefix}.o_proj", heads.num_heads * head_dim, hidden_size, bias=output_bias
+            ctx,
+            f"{prefix}.{output}",
+            heads.num_heads * head_dim,
+            hidden_size,
+            bias=output_bias,
+            is_transposed=is_transposed,
         )
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
         qkv = self.qkv_proj(hidden).view(self._head_shape)
         q, k, v = qkv.split_with_sizes(self._split, 1)
+        q, k = self.place(q, k, batch.positions)
+        return self.o_proj(self.attention(q, k, v, batch).flatten(1))
+
+    def place(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norms and rotation of ``[num_tokens, heads, head_dim]``."""
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:
             k = self.k_norm(k)
-        if self.rope is not None:
-            q, k = self.rope(q, k, batch.positions)
-        return self.o_proj(self.attention(q, k, v, batch).flatten(1))
+        return (q, k) if self.rope is None else self.rope(q, k, positions)
+
+
+class Sinks(Layer):
+    """``logits: [num_heads]`` float32 of this rank's heads."""
+
+    def __init__(self, ctx: BuildContext, name: str, num_heads: int) -> None:
+        self._name = name
+        self._heads = even_share(num_heads, ctx.comm, f"{name}: number of attention heads")
+        self.logits = torch.empty(self._heads.size, dtype=torch.float32, device=ctx.device)
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        return [WeightSlot(self._name, (self._heads.total,), self._copy)]
+
+    def _copy(self, tensor: torch.Tensor) -> None:
+        self.logits.copy_(tensor[self._heads.span])

@@ -15,6 +15,8 @@ import torch
 from inferplane.api.attention import AttentionLayer
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.layers import (
+    MLP,
+    AllHeadsRMSNorm,
     Attention,
     Experts,
     GatedMLP,
@@ -32,6 +34,7 @@ from inferplane.layers import (
     VocabParallelEmbedding,
     walk_layers,
 )
+from inferplane.layers.parallel import even_share, kv_head_share
 from inferplane.models.rope_config import rope_config
 from inferplane.models.shape import Shape, read_shape
 from inferplane.models.weights import load_weights
@@ -51,6 +54,10 @@ class Decoder(Model):
     """Token embedding, blocks, a last norm and the output head."""
 
     names: ClassVar[Names] = Names()
+    rope_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Rope settings of the family where a configuration leaves them out."""
+    has_interleaved_rope: ClassVar[bool] = False
+    """Whether neighbouring dimensions turn as a pair."""
 
     def __init__(self, ctx: BuildContext, prefix: str = "") -> None:
         super().__init__(ctx, prefix)
@@ -123,11 +130,42 @@ class Decoder(Model):
             self.ctx, tensors, routing.num_experts, self.shape.hidden_size, intermediate_size, **options
         )
 
+    def mlp(self, prefix: str, up: str, down: str, **options: Any) -> MLP:
+        shape = self.shape
+        return MLP(
+            self.ctx,
+            prefix,
+            shape.hidden_size,
+            shape.intermediate_size,
+            up=up,
+            down=down,
+            activation_name=shape.activation,
+            **options,
+        )
+
+    def head_norms(self, prefix: str) -> dict[str, Norm]:
+        """Norms on each head of q and k, as options of `self_attention`."""
+        head_dim = self.shape.heads.head_dim
+        return {name: self.make_norm(f"{prefix}.{name}", head_dim) for name in ("q_norm", "k_norm")}
+
+    def all_heads_norms(self, prefix: str) -> dict[str, AllHeadsRMSNorm]:
+        """Norms on all heads of q and k together, as options of `self_attention`."""
+        ctx, heads, eps = self.ctx, self.shape.heads, self.shape.norm_eps
+        q_heads = even_share(heads.num_heads, ctx.comm, f"{prefix}: number of attention heads")
+        kv_heads = kv_head_share(heads.num_kv_heads, ctx.comm, f"{prefix}: number of KV heads")
+        return {
+            "q_norm": AllHeadsRMSNorm(ctx, f"{prefix}.q_norm", q_heads, heads.head_dim, eps),
+            "k_norm": AllHeadsRMSNorm(ctx, f"{prefix}.k_norm", kv_heads, heads.head_dim, eps),
+        }
+
     def rope(self, layer_type: str | None = None) -> RotaryEmbedding:
         """One for all layers of a type, because the table takes memory."""
         if layer_type not in self._ropes:
-            config = rope_config(self.hf, layer_type=layer_type, head_dim=self.shape.heads.head_dim)
-            self._ropes[layer_type] = RotaryEmbedding(self.ctx, config)
+            settings = {**self.rope_defaults, **self.hf}
+            config = rope_config(settings, layer_type=layer_type, head_dim=self.shape.heads.head_dim)
+            self._ropes[layer_type] = RotaryEmbedding(
+                self.ctx, config, is_interleaved=self.has_interleaved_rope
+            )
         return self._ropes[layer_type]
 
     # running
@@ -145,7 +183,12 @@ class Decoder(Model):
         return self.head(hidden)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        load_weights(self, tensors)
+        named = ((self.own_name(name), tensor) for name, tensor in tensors)
+        load_weights(self, ((name, tensor) for name, tensor in named if name is not None))
+
+    def own_name(self, name: str) -> str | None:
+        """A checkpoint's name of a tensor as the layers here have it; None for one that no model needs."""
+        return name
 
     def attention_layers(self) -> list[AttentionLayer]:
         return [layer.description for layer in walk_layers(self) if isinstance(layer, Attention)]

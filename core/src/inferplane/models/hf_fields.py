@@ -30,6 +30,11 @@ def positive_number(hf_config: Mapping[str, Any], key: str, default: float) -> f
     return float(value)
 
 
+def optional_number(hf_config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    """A positive number; ``default`` stands for a missing key, and null means none."""
+    return None if hf_config.get(key, default) is None else positive_number(hf_config, key, default or 0.0)
+
+
 def flag(hf_config: Mapping[str, Any], key: str, default: bool = False) -> bool:
     """``default`` stands for a missing key and for null."""
     value = hf_config.get(key)

@@ -15,12 +15,32 @@ if TYPE_CHECKING:
     from inferplane.api.model import BuildContext, Model
 
 BUILT_IN: Mapping[str, str] = {
+    "Cohere2ForCausalLM": "inferplane.models.cohere:Cohere2ForCausalLM",
+    "CohereForCausalLM": "inferplane.models.cohere:CohereForCausalLM",
+    "FalconForCausalLM": "inferplane.models.gpt:FalconForCausalLM",
+    "Gemma2ForCausalLM": "inferplane.models.gemma:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "inferplane.models.gemma:Gemma3ForCausalLM",
+    "GemmaForCausalLM": "inferplane.models.gemma:GemmaForCausalLM",
+    "Glm4ForCausalLM": "inferplane.models.glm:Glm4ForCausalLM",
+    "Glm4MoeForCausalLM": "inferplane.models.glm:Glm4MoeForCausalLM",
+    "GlmForCausalLM": "inferplane.models.glm:GlmForCausalLM",
+    "GPT2LMHeadModel": "inferplane.models.gpt:GPT2LMHeadModel",
+    "GPTNeoXForCausalLM": "inferplane.models.gpt:GPTNeoXForCausalLM",
+    "GptOssForCausalLM": "inferplane.models.gpt_oss:GptOssForCausalLM",
+    "GraniteForCausalLM": "inferplane.models.granite:GraniteForCausalLM",
+    "GraniteMoeForCausalLM": "inferplane.models.granite:GraniteMoeForCausalLM",
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
     "MixtralForCausalLM": "inferplane.models.sparse:MixtralForCausalLM",
+    "Olmo2ForCausalLM": "inferplane.models.olmo:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "inferplane.models.olmo:Olmo3ForCausalLM",
+    "OlmoeForCausalLM": "inferplane.models.olmo:OlmoeForCausalLM",
+    "Phi3ForCausalLM": "inferplane.models.llama:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "inferplane.models.llama:Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM": "inferplane.models.sparse:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "inferplane.models.llama:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "inferplane.models.sparse:Qwen3MoeForCausalLM",
+    "Starcoder2ForCausalLM": "inferplane.models.gpt:Starcoder2ForCausalLM",
 }
 """``"module:Class"`` by the name in ``architectures`` of a Hugging Face configuration."""
 

@@ -1,13 +1,13 @@
-"""Decoders whose feed-forward blocks are mixtures of experts: Mixtral and Qwen3-MoE."""
+"""Decoders whose feed-forward blocks are mixtures of experts: Mixtral, Qwen2-MoE and Qwen3-MoE."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from inferplane.layers import Layer, Routing, SeparateExperts, SequentialBlock, SparseMoE
+from inferplane.layers import Layer, ReplicatedLinear, Routing, SeparateExperts, SequentialBlock, SparseMoE
 from inferplane.models.hf_fields import flag, whole_number
-from inferplane.models.llama import MistralForCausalLM, Qwen3ForCausalLM
+from inferplane.models.llama import MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, qwen_window
 from inferplane.models.shape import Shape, read_shape
 
 
@@ -29,6 +29,36 @@ class MixtralForCausalLM(MistralForCausalLM):
         return SparseMoE(
             self.router(f"{prefix}.gate", routing),
             self.experts(tensors, routing, self.shape.intermediate_size),
+        )
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    """With a shared expert behind a gate of its own."""
+
+    @staticmethod
+    def read_shape(hf: Mapping[str, Any]) -> Shape:
+        return read_shape(hf, kv_heads=16)
+
+    def make_attention(self, prefix: str, index: int) -> Layer:
+        bias = flag(self.hf, "qkv_bias", True)
+        return self.self_attention(prefix, qkv_bias=bias, window=qwen_window(self.hf, index))
+
+    def make_mlp(self, prefix: str, index: int) -> Layer:
+        num_experts = num_experts_of(self.hf, 60)
+        if not has_experts(self.hf, index, num_experts):
+            return self.gated_mlp(prefix)
+        routing = Routing(
+            num_experts=num_experts,
+            top_k=whole_number(self.hf, "num_experts_per_tok", 4),
+            renormalize=flag(self.hf, "norm_topk_prob"),
+        )
+        inner = whole_number(self.hf, "moe_intermediate_size", 1408)
+        shared_inner = whole_number(self.hf, "shared_expert_intermediate_size", 5632)
+        return SparseMoE(
+            self.router(f"{prefix}.gate", routing),
+            self.experts(SeparateExperts(f"{prefix}.experts"), routing, inner),
+            self.gated_mlp(f"{prefix}.shared_expert", shared_inner),
+            ReplicatedLinear(self.ctx, f"{prefix}.shared_expert_gate", self.shape.hidden_size, 1),
         )
 
 

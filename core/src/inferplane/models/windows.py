@@ -1,38 +1,39 @@
-"""Sliding windows: which layers look back on how many tokens."""
+"""Which layers look back on how many tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from inferplane.api.model import BuildContext
 from inferplane.models.errors import ModelLoadError
-from inferplane.models.hf_fields import flag, whole_number
+from inferplane.models.hf_fields import whole_number
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-def window_size(hf: Mapping[str, Any]) -> int | None:
-    """A missing key is a window of 4096 tokens to transformers, null is none."""
-    return None if hf.get("sliding_window", 4096) is None else whole_number(hf, "sliding_window", 4096)
+def layer_type(hf: Mapping[str, Any], index: int, usual: str) -> str:
+    """Of layer number ``index``; ``usual`` where the configuration has no ``layer_types``.
+
+    Raises `ModelLoadError` for a list of another length than the model and for a type that is not known.
+    """
+    types = hf.get("layer_types")
+    if types is None:
+        return usual
+    num_layers = whole_number(hf, "num_hidden_layers")
+    if not isinstance(types, (list, tuple)) or len(types) != num_layers:
+        raise ModelLoadError(f"layer_types should be a list of {num_layers} types, but is {types!r}")
+    if types[index] not in (FULL, SLIDING, CHUNKED):
+        raise ModelLoadError(f"layer_types[{index}] is {types[index]!r}; known: {FULL}, {SLIDING}, {CHUNKED}")
+    return types[index]
 
 
-def qwen_window(hf: Mapping[str, Any]) -> int | None:
-    """Qwen's windows are off unless asked for, and then only in the layers from ``max_window_layers`` on."""
-    if not flag(hf, "use_sliding_window"):
+def full_every(hf: Mapping[str, Any], index: int, period: int) -> str:
+    """The type of a layer where every ``period``-th sees all tokens and the others have a window."""
+    return layer_type(hf, index, SLIDING if (index + 1) % period else FULL)
+
+
+def window_size(hf: Mapping[str, Any], default: int | None = 4096) -> int | None:
+    """Tokens that a layer with a window sees, itself included. ``default`` stands for a missing key; null is none."""
+    if hf.get("sliding_window", default) is None:
         return None
-    layer_types = hf.get("layer_types")
-    if layer_types is None:
-        num_full = whole_number(hf, "max_window_layers", 28, least=0)
-        has_window = num_full < whole_number(hf, "num_hidden_layers")
-    else:
-        has_window = "sliding_attention" in layer_types
-    return window_size(hf) if has_window else None
-
-
-def refuse_longer(window: int | None, ctx: BuildContext) -> None:
-    """Within its window a layer sees every token, as with full attention, which is all there is."""
-    max_model_len = ctx.config.model.max_model_len
-    if window is not None and max_model_len > window:
-        raise ModelLoadError(
-            f"sliding_window is {window} tokens and max_model_len {max_model_len}: attention with a window is not "
-            f"supported beyond it; set max_model_len to {window} or less"
-        )
+    return whole_number(hf, "sliding_window", default)

@@ -1,0 +1,33 @@
+"""A configuration's quirks of form, put right once: what follows reads one table of the usual keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_USUAL_NAMES = {
+    "n_embd": "hidden_size",
+    "n_embed": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "rotary_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+}
+_OUTER = ("architectures", "quantization_config", "tie_word_embeddings", "dtype", "torch_dtype")
+
+
+def usual_form(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same configuration with older names replaced by those of today.
+
+    Of a model that has more than text, what concerns the text is put in the place of the whole.
+    """
+    config = dict(hf_config)
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        config = {**{key: config[key] for key in _OUTER if key in config}, **text}
+        config["architectures"] = hf_config.get("architectures")
+    for name, usual in _USUAL_NAMES.items():
+        if name in config and config.get(usual) is None:
+            config[usual] = config[name]
+    return config

@@ -1,0 +1,141 @@
+"""Small configurations of every family of models: what makes each special is on, in sizes that no two of are alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MOE = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralConfig", {"sliding_window": 24, "head_dim": 32}),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "phi3": (
+        "Phi3Config",
+        {
+            "max_position_embeddings": 1024,
+            "original_max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.5],
+                "long_factor": [1.0, 1.5, 3.0, 8.0],
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {"num_experts": 8, "shared_expert_intermediate_size": 96, **_MOE},
+    ),
+    "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 8, "head_dim": 32, "norm_topk_prob": True, **_MOE}),
+    "olmoe": ("OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "granite_moe": (
+        "GraniteMoeConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "gemma": ("GemmaConfig", {"head_dim": 32}),
+    "gemma2": (
+        "Gemma2Config",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0},
+            },
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
+    "glm": ("GlmConfig", {"head_dim": 32}),
+    "glm4": ("Glm4Config", {"head_dim": 32}),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            **_MOE,
+        },
+    ),
+    "cohere": ("CohereConfig", {"logit_scale": 0.5}),
+    "cohere2": (
+        "Cohere2Config",
+        {
+            "logit_scale": 0.5,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": 24}),
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
+    "gpt_neox": ("GPTNeoXConfig", {}),
+    "gpt_neox_sequential": ("GPTNeoXConfig", {"use_parallel_residual": False}),
+    "falcon_7b": ("FalconConfig", {"ffn_hidden_size": 160}),
+    "falcon_40b": (
+        "FalconConfig",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 160, "bias": True},
+    ),
+    "falcon_rw": (
+        "FalconConfig",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 160},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "swiglu_limit": 1.5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
