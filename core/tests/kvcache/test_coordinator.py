@@ -23,7 +23,7 @@ def compute(kv: KVCacheManager, token_ids: list[int], salt: str | None = None) -
     """A request that found what it could in the cache and computed the rest."""
     blocks = kv.open(token_ids, (salt,))
     assert kv.allocate(blocks, len(token_ids), kv.find_cached_prefix(blocks, len(token_ids))) is not None
-    kv.cache_full_blocks(blocks, len(token_ids))
+    kv.settle(blocks, len(token_ids))
     return blocks
 
 
@@ -31,9 +31,15 @@ def num_cached(kv: KVCacheManager, token_ids: list[int], salt: str | None = None
     return kv.find_cached_prefix(kv.open(token_ids, (salt,)), len(token_ids)).num_tokens
 
 
-def test_a_config_without_groups_is_refused() -> None:
-    with pytest.raises(ValueError, match="no groups"):
-        KVCacheManager(KVCacheConfig(4, ()))
+def test_a_model_that_keeps_nothing_fits_always() -> None:
+    kv = KVCacheManager(KVCacheConfig(0))
+    blocks = kv.open(list(range(1000)))
+    assert kv.find_cached_prefix(blocks, 1000) == kv.empty_prefix()
+    assert kv.allocate(blocks, 1000, kv.empty_prefix()) == []
+    assert blocks.capacity_tokens >= 1000
+    kv.settle(blocks, 1000)
+    kv.free(blocks)
+    assert (kv.num_blocks, kv.num_free_blocks, kv.usage, kv.shortage(10**9)) == (0, 0, 0.0, None)
 
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 17])
@@ -61,9 +67,9 @@ def test_blocks_are_found_only_after_they_were_computed() -> None:
     blocks = kv.open(token_ids, (None,))
     kv.allocate(blocks, 12, kv.find_cached_prefix(blocks, 12))
     assert num_cached(kv, token_ids) == 0
-    kv.cache_full_blocks(blocks, 7)
+    kv.settle(blocks, 7)
     assert num_cached(kv, token_ids) == 4
-    kv.cache_full_blocks(blocks, 12)
+    kv.settle(blocks, 12)
     assert num_cached(kv, [*token_ids, 0]) == 12
 
 
@@ -120,7 +126,7 @@ def test_without_caching_nothing_is_found() -> None:
     kv = make_manager(8, 4, enable_prefix_caching=False)
     kv.free(compute(kv, list(range(16))))
     assert num_cached(kv, [*range(16), 0]) == 0
-    assert kv.pool.num_cached == 0
+    assert kv.pools[0].num_cached == 0
 
 
 def test_reset_also_keeps_out_what_was_computed_before_it() -> None:
@@ -130,7 +136,7 @@ def test_reset_also_keeps_out_what_was_computed_before_it() -> None:
     kv.reset_prefix_cache()
     token_ids += [6, 7]
     kv.allocate(blocks, 8)
-    kv.cache_full_blocks(blocks, 8)
+    kv.settle(blocks, 8)
     kv.free(blocks)
     assert num_cached(kv, [*range(8), 0]) == 0
     # Nor does the old second block come back once its head is computed anew.
@@ -147,7 +153,8 @@ def test_groups_draw_on_one_pool_and_share_no_block() -> None:
     assert [len(ids) for ids in blocks.block_ids] == [4, 2]
     assert len({block_id for ids in blocks.block_ids for block_id in ids}) == 6
     assert blocks.capacity_tokens == 16
-    assert kv.max_num_blocks(17) == 5 + 3
+    assert kv.shortage(24) is None
+    assert kv.shortage(36) == (9 + 5, 12)
     kv.free(blocks)
     assert kv.num_free_blocks == 12
 
@@ -168,7 +175,9 @@ def test_the_longest_prefix_that_all_groups_hold(
     num_held = []
     for index, manager in enumerate(kv.managers):
         num = min(num_cached_blocks[index], 24 // manager.block_size)
-        manager.cache_blocks(blocks.block_ids[index], blocks.chains[index], 0, num)
+        group = blocks.groups[index]
+        assert group.chain is not None
+        manager.cache_blocks(group, group.chain, num)
         num_held.append(num * manager.block_size)
     asked = list(range(num_tokens))
     prefix = kv.find_cached_prefix(kv.open(asked, (None,)), num_tokens)
@@ -181,4 +190,4 @@ def test_the_longest_prefix_that_all_groups_hold(
     ]
     assert prefix.num_tokens == max(candidates)
     for index, size in enumerate(block_sizes):
-        assert prefix.block_ids[index] == blocks.block_ids[index][: prefix.num_tokens // size]
+        assert prefix.groups[index].ids == blocks.block_ids[index][: prefix.num_tokens // size]

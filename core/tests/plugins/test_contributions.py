@@ -142,9 +142,9 @@ from inferplane.api.kv_manager import FullAttentionManager
 class ToySpec(FullAttentionSpec): pass
 asked = []
 class ToyManager(FullAttentionManager):
-    def num_missing_blocks(self, block_ids, num_tokens):
+    def num_missing_blocks(self, blocks, num_tokens):
         asked.append(num_tokens)
-        return super().num_missing_blocks(block_ids, num_tokens)
+        return super().num_missing_blocks(blocks, num_tokens)
 @hookimpl
 def kv_cache_specs(): return {ToySpec: ToyManager}
 @hookimpl

@@ -64,7 +64,7 @@ def check_all_returned(engine: SimulatedEngine) -> None:
     assert stats.kv_usage == 0.0
     assert not engine.scheduler.has_work()
     assert engine.scheduler.schedule() is None
-    engine.scheduler._kv.pool.check()
+    engine.scheduler._kv.pools[0].check()
 
 
 class TestLimits:

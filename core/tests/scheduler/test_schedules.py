@@ -50,13 +50,14 @@ def make_engine(
 def check_references(engine: SimulatedEngine) -> None:
     """Every reference of the pool belongs to a request that is in the batch, or in a step in flight."""
     scheduler = engine.scheduler
-    scheduler._kv.pool.check()
+    pool = scheduler._kv.pools[0]
+    pool.check()
     holders: set[Sequence] = set(scheduler._state.by_id.values())
     for step in scheduler._in_flight.values():
         holders.update(step)
     held = Counter(block_id for sequence in holders for ids in sequence.blocks.block_ids for block_id in ids)
     for block_id in range(scheduler._kv.num_blocks):
-        assert scheduler._kv.pool.num_references(block_id) == held[block_id]
+        assert pool.num_references(block_id) == held[block_id]
 
 
 def check_end(engine: SimulatedEngine) -> None:

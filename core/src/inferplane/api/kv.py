@@ -6,17 +6,25 @@ lies in memory.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """Memory that one layer needs for each block of ``block_size`` tokens."""
+    """Memory that one layer needs for each block of ``block_size`` tokens, and how long it is needed.
+
+    A plugin that brings a spec of its own brings its manager too (`inferplane.api.kv_manager`), unless that of a
+    class which it derives from does.
+    """
 
     block_size: int
     """Tokens per block."""
+    layout: str = ""
+    """How a backend arranges a block: layers share memory only if this is equal. Filled by the worker."""
 
     @property
     def block_bytes(self) -> int:
@@ -31,9 +39,26 @@ class KVCacheSpec:
         no token from there on."""
         return 0
 
+    @property
+    def max_visible_tokens(self) -> int | None:
+        """The most tokens, itself included, that any token needs; None where that grows with the sequence."""
+        return None
+
+    def max_num_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """The most blocks that a request holds at any moment while it grows to ``num_tokens``, by at most
+        ``max_step_tokens`` in a step: those that the first token of the step sees, and those that the step fills.
+        """
+        num_blocks = self.num_blocks_for(num_tokens)
+        if self.max_visible_tokens is None:
+            return num_blocks
+        num_seen = self.num_blocks_for(self.max_visible_tokens - 1)
+        return min(num_blocks, num_seen + 1 + self.num_blocks_for(max_step_tokens - 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec(KVCacheSpec):
+    """A key and a value for each token and KV head."""
+
     num_kv_heads: int
     """On this rank."""
     head_dim: int
@@ -61,6 +86,10 @@ class SlidingWindowSpec(AttentionSpec):
     def first_visible_token(self, position: int) -> int:
         return max(0, position - self.window + 1)
 
+    @property
+    def max_visible_tokens(self) -> int:
+        return self.window
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLocalSpec(AttentionSpec):
@@ -74,6 +103,90 @@ class ChunkedLocalSpec(AttentionSpec):
     def first_visible_token(self, position: int) -> int:
         return position // self.chunk * self.chunk
 
+    @property
+    def max_visible_tokens(self) -> int:
+        return self.chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLAAttentionSpec(AttentionSpec):
+    """Multi-head latent attention (arXiv:2405.04434): one vector for each token, and no value beside it.
+
+    Its first ``latent_rank`` numbers are the compressed latent, which is key and value of every head at once; the last
+    ``rope_dim`` are the rotated part of the key. It is the same on every rank.
+    """
+
+    num_kv_heads: int = 1
+    rope_dim: int
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads != 1:
+            raise ValueError(
+                f"MLA keeps one vector for all heads: num_kv_heads is 1, not {self.num_kv_heads}"
+            )
+        if not 0 <= self.rope_dim < self.head_dim:
+            raise ValueError(f"rope_dim {self.rope_dim} is no part of head_dim {self.head_dim}")
+
+    @property
+    def latent_rank(self) -> int:
+        return self.head_dim - self.rope_dim
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttentionSpec(AttentionSpec):
+    """Keys and values of the encoder's tokens: as many as the request's input has, from its first step to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpec(KVCacheSpec):
+    """A state of fixed size that stands for all tokens so far.
+
+    A block is one state: block ``i`` of a request holds the state after the tokens up to ``(i + 1) * block_size``, or
+    after all of them as long as they are fewer. So the last block is the running state, and a full one a checkpoint at
+    which another request can start. ``block_size`` is the distance of the checkpoints.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the tensors that make up one state, on this rank."""
+    dtypes: tuple[str, ...]
+    """One for each shape."""
+
+    def __post_init__(self) -> None:
+        if len(self.shapes) != len(self.dtypes) or not self.shapes:
+            raise ValueError(
+                f"a state has a dtype for each shape, not {len(self.dtypes)} for {len(self.shapes)}"
+            )
+
+    @cached_property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Of each tensor of one state."""
+        return tuple(math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip(self.shapes, self.dtypes))
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.tensor_bytes)
+
+    def first_visible_token(self, position: int) -> int:
+        return max(0, position - 1)
+
+    @property
+    def max_visible_tokens(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec(StateSpec):
+    """A window of the convolution's inputs and the state of a selective state space (arXiv:2312.00752, 2405.21060)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionSpec(StateSpec):
+    """A matrix of keys times values for each head, with or without a convolution's window (arXiv:2412.06464)."""
+
 
 def _check_positive(spec: KVCacheSpec, name: str) -> None:
     if (value := getattr(spec, name)) < 1:
@@ -82,20 +195,34 @@ def _check_positive(spec: KVCacheSpec, name: str) -> None:
 
 @dataclass(frozen=True)
 class KVCacheGroup:
-    """Layers that share block tables: the same block id is valid in the tensor of each of them."""
+    """Layers that share block tables: the same block id is valid in the memory of each of them."""
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block id, over all layers of the group."""
-        return self.spec.block_bytes * len(self.layer_names)
+    pool: int = 0
+    """The pool that its blocks come from. The n-th layers of all groups of one pool share their memory."""
 
 
 @dataclass(frozen=True)
 class KVCacheConfig:
-    """The pool: one id space of ``num_blocks`` blocks, drawn on by every group."""
+    """The pools of blocks, and the groups that draw on them."""
 
     num_blocks: int
+    """Of the first pool, the only one where all layers keep blocks of one shape."""
     groups: tuple[KVCacheGroup, ...] = field(default_factory=tuple)
+    more_pools: tuple[int, ...] = ()
+    """Blocks of each further pool."""
+
+    @property
+    def pool_blocks(self) -> tuple[int, ...]:
+        """Blocks of every pool; none where no layer keeps anything."""
+        return (self.num_blocks, *self.more_pools) if self.groups else ()
+
+    def memory(self) -> list[tuple[int, tuple[str, ...]]]:
+        """For each piece of memory the blocks that it holds and the layers that share it."""
+        pieces = []
+        for pool, num_blocks in enumerate(self.pool_blocks):
+            groups = [group.layer_names for group in self.groups if group.pool == pool]
+            for index in range(max(map(len, groups), default=0)):
+                pieces.append((num_blocks, tuple(names[index] for names in groups if index < len(names))))
+        return pieces

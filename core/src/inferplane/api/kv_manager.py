@@ -4,7 +4,16 @@ Imports no torch.
 """
 
 from inferplane.kvcache.block_pool import BlockPool
-from inferplane.kvcache.managers import FullAttentionManager, GroupManager
+from inferplane.kvcache.managers import BoundedManager, FullAttentionManager, GroupManager
 from inferplane.kvcache.prefix import HashChain
+from inferplane.kvcache.request_blocks import GroupBlocks, GroupPrefix
 
-__all__ = ["BlockPool", "FullAttentionManager", "GroupManager", "HashChain"]
+__all__ = [
+    "BlockPool",
+    "BoundedManager",
+    "FullAttentionManager",
+    "GroupBlocks",
+    "GroupManager",
+    "GroupPrefix",
+    "HashChain",
+]

@@ -74,7 +74,12 @@ class EngineCore:
 
     def _allocate_kv_cache(self, config: EngineConfig) -> tuple[EngineConfig, KVCacheConfig]:
         """The configuration with the context length that really fits, and the pool."""
-        size = size_pool(self._executor.kv_cache_specs(), self._executor.available_kv_bytes(), config.model)
+        size = size_pool(
+            self._executor.kv_cache_specs(),
+            self._executor.available_kv_bytes(),
+            config.model,
+            config.scheduler,
+        )
         if size.max_model_len < config.model.max_model_len:
             logger.warning(
                 "max_model_len is lowered from %d to %d tokens: the KV cache has room for no longer sequence",

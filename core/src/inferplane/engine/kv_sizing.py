@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inferplane.api.kv import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from inferplane.config import ConfigError, ModelConfig
+from inferplane.config import ConfigError, ModelConfig, SchedulerConfig
+from inferplane.engine.kv_grouping import group_layers
 
 _MIB = 2**20
 
@@ -15,55 +16,100 @@ _MIB = 2**20
 class PoolSize:
     kv_config: KVCacheConfig
     max_model_len: int
-    """As asked for, or less where the pool holds less."""
+    """As asked for, or less where the pools hold less."""
 
 
-def group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers with equal specs share block tables."""
-    layers: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in specs.items():
-        layers.setdefault(spec, []).append(name)
-    return tuple(KVCacheGroup(tuple(names), spec) for spec, names in layers.items())
+@dataclass(frozen=True)
+class _Pool:
+    groups: tuple[KVCacheGroup, ...]
+    max_step_tokens: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block id, over all the memory in which it is valid."""
+        return max(len(group.layer_names) for group in self.groups) * self.groups[0].spec.block_bytes
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return sum(group.spec.max_num_blocks(num_tokens, self.max_step_tokens) for group in self.groups)
 
 
-def size_pool(specs: Mapping[str, KVCacheSpec], available_bytes: int, model: ModelConfig) -> PoolSize:
+def bytes_per_request(groups: tuple[KVCacheGroup, ...], num_tokens: int, max_step_tokens: int) -> int:
+    """The most memory that one request holds at any moment while it grows to this many tokens."""
+    pools = _pools(groups, max_step_tokens)
+    return sum(pool.num_blocks_for(num_tokens) * pool.block_bytes for pool in pools)
+
+
+def size_pool(
+    specs: Mapping[str, KVCacheSpec],
+    available_bytes: int,
+    model: ModelConfig,
+    scheduler: SchedulerConfig,
+) -> PoolSize:
     """Divides the memory into blocks.
 
     A sequence of ``max_model_len`` tokens always fits: where there is less memory, `ConfigError` says what is needed if
-    the length was asked for, and otherwise the length becomes what fits.
+    the length was asked for, and otherwise the length becomes what fits. Where layers keep blocks of different shapes,
+    the rest is divided so that ``max_num_seqs`` sequences can grow alike as long as possible.
     """
-    groups = group_layers(specs)
-    bytes_of_id = sum(group.block_bytes for group in groups)
-    kv_config = KVCacheConfig(available_bytes // bytes_of_id, groups)
-    if _blocks_for(groups, model.max_model_len) <= kv_config.num_blocks:
-        return PoolSize(kv_config, model.max_model_len)
-    fitting = _longest_fitting(kv_config, model.max_model_len)
-    if model.is_max_model_len_explicit or fitting < 2:
-        needed = (
-            _blocks_for(groups, model.max_model_len if model.is_max_model_len_explicit else 2) * bytes_of_id
-        )
+    max_step_tokens = scheduler.max_num_batched_tokens
+    groups = group_layers(specs, model.max_model_len, max_step_tokens)
+    if not groups:
+        return PoolSize(KVCacheConfig(0), model.max_model_len)
+
+    def num_bytes(num_tokens: int) -> int:
+        return bytes_per_request(groups, num_tokens, max_step_tokens)
+
+    length = _largest(lambda num_tokens: num_bytes(num_tokens) <= available_bytes, model.max_model_len)
+    is_fitting = length == model.max_model_len
+    if not is_fitting and (model.is_max_model_len_explicit or length < 2):
+        needed = num_bytes(model.max_model_len if model.is_max_model_len_explicit else 2)
         raise ConfigError(
-            "max_model_len" if fitting >= 2 else "kv_cache_bytes",
+            "max_model_len" if length >= 2 else "kv_cache_bytes",
             f"one sequence of max_model_len {model.max_model_len} tokens needs {_shown(needed)} of KV cache, "
-            f"but {_shown(available_bytes)} are available; the largest max_model_len that fits is {fitting}. "
+            f"but {_shown(available_bytes)} are available; the largest max_model_len that fits is {length}. "
             "Lower max_model_len, or raise kv_cache_bytes if there is more memory",
         )
-    return PoolSize(kv_config, fitting)
+    pools = _pools(groups, max_step_tokens)
+    first, *more = _divide(pools, available_bytes, length, scheduler.max_num_seqs)
+    return PoolSize(KVCacheConfig(first, groups, tuple(more)), length)
+
+
+def _pools(groups: tuple[KVCacheGroup, ...], max_step_tokens: int) -> list[_Pool]:
+    by_pool: dict[int, list[KVCacheGroup]] = {}
+    for group in groups:
+        by_pool.setdefault(group.pool, []).append(group)
+    return [_Pool(tuple(by_pool[pool]), max_step_tokens) for pool in sorted(by_pool)]
+
+
+def _divide(pools: list[_Pool], available_bytes: int, length: int, num_seqs: int) -> list[int]:
+    """Blocks of each pool: enough for one sequence of ``length`` tokens, and of what is left the shares that equal
+    sequences beside it need."""
+    if len(pools) == 1:
+        return [available_bytes // pools[0].block_bytes]
+    least = [pool.num_blocks_for(length) for pool in pools]
+    left = available_bytes - sum(num * pool.block_bytes for num, pool in zip(least, pools))
+
+    def needed(num_tokens: int) -> list[int]:
+        return [pool.num_blocks_for(num_tokens) * pool.block_bytes for pool in pools]
+
+    equal_length = max(1, _largest(lambda num: (num_seqs - 1) * sum(needed(num)) <= left, length))
+    shares = needed(equal_length)
+    return [
+        num + left * share // sum(shares) // pool.block_bytes
+        for num, share, pool in zip(least, shares, pools)
+    ]
 
 
 def _shown(num_bytes: int) -> str:
     return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB / 20 else f"{num_bytes} bytes"
 
 
-def _blocks_for(groups: tuple[KVCacheGroup, ...], num_tokens: int) -> int:
-    return sum(group.spec.num_blocks_for(num_tokens) for group in groups)
-
-
-def _longest_fitting(kv_config: KVCacheConfig, limit: int) -> int:
+def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to ``limit`` that is possible, if all below a possible one are; 0 is."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if _blocks_for(kv_config.groups, middle) <= kv_config.num_blocks:
+        if is_possible(middle):
             low = middle
         else:
             high = middle - 1

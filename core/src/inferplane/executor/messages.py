@@ -29,8 +29,10 @@ class InitKVCache(msgspec.Struct, frozen=True, tag=True):
     """Allocate. A rank knows its own layers' specs, so only their names travel."""
 
     call_id: int
-    num_blocks: int
-    groups: list[list[str]]
+    num_blocks: list[int]
+    """Of each pool."""
+    groups: list[tuple[list[str], int]]
+    """Of each group the layers and the pool."""
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):

@@ -66,8 +66,9 @@ class MultiprocessExecutor:
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
         processes = self._running()
         call_id = processes.next_call_id()
-        layer_names = [list(group.layer_names) for group in kv_config.groups]
-        processes.send(InitKVCache(call_id, kv_config.num_blocks, layer_names))
+        groups = [(list(group.layer_names), group.pool) for group in kv_config.groups]
+        num_blocks = [kv_config.num_blocks, *kv_config.more_pools]
+        processes.send(InitKVCache(call_id, num_blocks, groups))
         self._own_worker().init_kv_cache(kv_config)
         self._collect(call_id, "init_kv_cache")
 

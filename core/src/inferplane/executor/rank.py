@@ -99,8 +99,11 @@ class Rank:
                 return value if isinstance(value, int) else None
             case InitKVCache():
                 specs = self.worker.kv_cache_specs()
-                groups = tuple(KVCacheGroup(tuple(names), specs[names[0]]) for names in command.groups)
-                self.worker.init_kv_cache(KVCacheConfig(command.num_blocks, groups))
+                groups = tuple(
+                    KVCacheGroup(tuple(names), specs[names[0]], pool) for names, pool in command.groups
+                )
+                num_blocks, *more = command.num_blocks
+                self.worker.init_kv_cache(KVCacheConfig(num_blocks, groups, tuple(more)))
                 return None
             case DidFail():
                 did_fail = self._failed_number == command.number

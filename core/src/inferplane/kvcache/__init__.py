@@ -1,6 +1,16 @@
-"""Who holds which block of the KV pool, and which blocks can be reused. Host data only, free of torch."""
+"""Who holds which block of the KV pools, and which blocks can be reused. Host data only, free of torch."""
 
 from inferplane.kvcache.block_pool import BlockPool, BlockPoolError
-from inferplane.kvcache.coordinator import CachedPrefix, KVCacheManager, RequestBlocks
+from inferplane.kvcache.coordinator import KVCacheManager, PromisedBlocks
+from inferplane.kvcache.events import KVCacheListener
+from inferplane.kvcache.request_blocks import CachedPrefix, RequestBlocks
 
-__all__ = ["BlockPool", "BlockPoolError", "CachedPrefix", "KVCacheManager", "RequestBlocks"]
+__all__ = [
+    "BlockPool",
+    "BlockPoolError",
+    "CachedPrefix",
+    "KVCacheListener",
+    "KVCacheManager",
+    "PromisedBlocks",
+    "RequestBlocks",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class BlockPoolError(RuntimeError):
@@ -21,10 +21,12 @@ class BlockPool:
     `reset_cache` and `check`.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_removed: Callable[[bytes], None] | None = None) -> None:
+        """``on_removed`` is called with the key of each block that is handed out while it was cached."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._on_removed = on_removed
         self._num_references = [0] * num_blocks
         self._key_of_block: list[bytes | None] = [None] * num_blocks
         self._block_of_key: dict[bytes, int] = {}
@@ -63,6 +65,8 @@ class BlockPool:
             if key is not None:
                 del self._block_of_key[key]
                 key_of_block[block_id] = None
+                if self._on_removed is not None:
+                    self._on_removed(key)
             num_references[block_id] = 1
             block_ids.append(block_id)
         return block_ids

@@ -38,9 +38,12 @@ class HashChain:
 
     def hash_of(self, block_index: int) -> bytes:
         """Of the block of tokens ``[block_index * block_size, (block_index + 1) * block_size)``, which must be full."""
-        hashes, block_size = self._hashes, self.block_size
+        hashes = self._hashes
         for index in range(len(hashes), block_index + 1):
-            tokens = self._token_ids[index * block_size : (index + 1) * block_size]
+            tokens = self.tokens_of(index)
             parent = hashes[-1] if hashes else self._root
             hashes.append(blake2b(parent + self._pack(*tokens), digest_size=HASH_BYTES).digest())
         return hashes[block_index]
+
+    def tokens_of(self, block_index: int) -> list[int]:
+        return self._token_ids[block_index * self.block_size : (block_index + 1) * self.block_size]

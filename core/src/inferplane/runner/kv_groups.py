@@ -81,8 +81,17 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """The KV tensor of every layer, by name."""
-    return {
-        layer.name: backend_of(layer).allocate_kv(layer, kv_config.num_blocks, dtype, device)
-        for layer in layers
-    }
+    """The KV tensor of every layer, by name; layers of different groups of one pool share theirs.
+
+    Raises `ValueError` for layers that were to share memory which their backends arrange differently.
+    """
+    by_name = {layer.name: layer for layer in layers}
+    kv: dict[str, torch.Tensor] = {}
+    for num_blocks, names in kv_config.memory():
+        backends = {type(backend_of(by_name[name])) for name in names}
+        if len(backends) > 1:
+            shown = ", ".join(sorted(backend.name for backend in backends))
+            raise ValueError(f"layers {', '.join(names)} cannot share memory: they are served by {shown}")
+        tensor = backends.pop().allocate_kv(by_name[names[0]], num_blocks, dtype, device)
+        kv.update(dict.fromkeys(names, tensor))
+    return kv

@@ -44,8 +44,11 @@ def kv_budget_bytes(
         left = int(memory.total_bytes * (share or DEVICE_SHARE)) - taken_bytes - graph_bytes(config)
     left -= (activation_bytes(config, is_host_memory) if step_bytes is None else step_bytes) + RESERVE_BYTES
     num_seqs, max_len = config.scheduler.max_num_seqs, config.model.max_model_len
+    max_step = config.scheduler.max_num_batched_tokens
     # one block more for each sequence: copies and blocks in transition must not push a running request out
-    useful = num_seqs * sum((spec.num_blocks_for(max_len) + 1) * spec.block_bytes for spec in specs.values())
+    useful = num_seqs * sum(
+        (spec.max_num_blocks(max_len, max_step) + 1) * spec.block_bytes for spec in specs.values()
+    )
     return max(0, min(left, useful))
 
 

@@ -112,7 +112,10 @@ class ModelWorker(Worker):
         return self._runner
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        return {layer.name: layer.spec for layer in self.model.attention_layers()}
+        return {
+            layer.name: replace(layer.spec, layout=self._attention(layer).name)
+            for layer in self.model.attention_layers()
+        }
 
     def available_kv_bytes(self) -> int:
         runtime, config = self.runtime, self.config

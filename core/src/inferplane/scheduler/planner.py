@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from inferplane.kvcache import CachedPrefix
+from inferplane.kvcache import CachedPrefix, PromisedBlocks
 from inferplane.scheduler.sequence import Sequence
 from inferplane.scheduler.state import SchedulerState
 
@@ -68,7 +68,7 @@ class StepPlanner:
         prefills = self._schedule_decodes(draft)
         draft.min_chunk_tokens = max(1, draft.budget // MIN_CHUNK_SHARE)
         cut: list[tuple[Sequence, int]] = []
-        num_promised_blocks = 0
+        promised = self._kv.promised()
         for index, sequence in enumerate(prefills):
             if not sequence.is_in_batch:
                 continue  # preempted by one before it
@@ -76,13 +76,13 @@ class StepPlanner:
             is_last = index + 1 == len(prefills) and not self._has_candidate()
             num_tokens = _chunk(draft, num_needed, is_last)
             if num_tokens == 0:
-                num_promised_blocks += self._kv.num_blocks_to_hold(sequence.blocks, len(sequence.token_ids))
+                promised.add(sequence.blocks, len(sequence.token_ids))
                 continue
             if self._grow(draft, sequence, num_tokens) and num_tokens < num_needed:
-                num_promised_blocks += self._kv.num_blocks_to_hold(sequence.blocks, len(sequence.token_ids))
+                promised.add(sequence.blocks, len(sequence.token_ids))
                 cut.append((sequence, num_needed - num_tokens))
         if not draft.is_memory_short:
-            self._admit_waiting(draft, cut, num_promised_blocks)
+            self._admit_waiting(draft, cut, promised)
         self._return_rest(draft, cut)
         return draft
 
@@ -161,7 +161,7 @@ class StepPlanner:
         return victim not in state.leaving
 
     def _admit_waiting(
-        self, draft: DraftStep, cut: list[tuple[Sequence, int]], num_promised_blocks: int
+        self, draft: DraftStep, cut: list[tuple[Sequence, int]], promised: PromisedBlocks
     ) -> None:
         """New requests, in order, until the budget, the places in the batch or the blocks are used up."""
         if not self._has_candidate():
@@ -180,8 +180,7 @@ class StepPlanner:
             if self._is_next_block_pending(sequence, prefix, pending):
                 num_deferred += 1
                 continue
-            num_to_hold = self._kv.num_blocks_to_hold(sequence.blocks, num_known, prefix)
-            if num_promised_blocks + num_to_hold > self._kv.num_free_blocks:
+            if not promised.leave_room_for(sequence.blocks, num_known, prefix):
                 return
             num_needed = num_known - prefix.num_tokens
             is_last = index + 1 == len(candidates) or num_places == 1
@@ -192,7 +191,7 @@ class StepPlanner:
             self._admit(draft, sequence, prefix.num_tokens, num_tokens)
             pending.update(self._kv.block_hashes(sequence.blocks, prefix.num_tokens, end_tokens))
             if num_tokens < num_needed:
-                num_promised_blocks += self._kv.num_blocks_to_hold(sequence.blocks, num_known)
+                promised.add(sequence.blocks, num_known)
                 cut.append((sequence, num_needed - num_tokens))
 
     def _pending_hashes(self) -> set[bytes]:

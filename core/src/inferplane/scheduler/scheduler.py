@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.config.engine import CacheConfig, SchedulerConfig
-from inferplane.kvcache import KVCacheManager
+from inferplane.kvcache import KVCacheListener, KVCacheManager
 from inferplane.kvcache.managers import GroupManager
 from inferplane.plan import NewRequest, StepPlan, StepResult
 from inferplane.request import EngineOutput, EngineRequest, FinishReason
@@ -42,9 +42,11 @@ class Scheduler:
         seed: int = 0,
         policies: Mapping[str, SchedulerPolicy] | None = None,
         managers: Mapping[type[KVCacheSpec], type[GroupManager]] | None = None,
+        kv_listener: KVCacheListener | None = None,
     ) -> None:
         """``policies`` and ``managers`` are those that plugins bring, by name and by spec class. ``seed`` is the
-        engine's, from which requests without one draw theirs.
+        engine's, from which requests without one draw theirs. ``kv_listener`` hears what enters and leaves the prefix
+        cache.
 
         Raises `ValueError` for an unknown policy or a limit below 1, `LookupError` for a KV spec without a manager.
         """
@@ -62,7 +64,11 @@ class Scheduler:
         self._max_num_waiting = scheduler_config.max_num_waiting
         self._max_model_len = max_model_len
         self._kv = KVCacheManager(
-            kv_config, enable_prefix_caching=cache_config.enable_prefix_caching, more_managers=managers
+            kv_config,
+            enable_prefix_caching=cache_config.enable_prefix_caching,
+            max_step_tokens=scheduler_config.max_num_batched_tokens,
+            more_managers=managers,
+            listener=kv_listener,
         )
         self._state = SchedulerState(self._kv)
         self._planner = StepPlanner(
@@ -112,10 +118,11 @@ class Scheduler:
             )
         # The last output token is never run, so it needs no slot.
         num_slots = num_prompt + max(max_tokens - 1, 0)
-        num_needed, num_blocks = self._kv.max_num_blocks(num_slots), self._kv.num_blocks
-        if num_needed > num_blocks:
+        shortage = self._kv.shortage(num_slots)
+        if shortage is not None:
+            num_needed, num_blocks = shortage
             raise RequestTooLargeError(
-                "prompt" if self._kv.max_num_blocks(num_prompt) > num_blocks else "max_tokens",
+                "prompt" if self._kv.shortage(num_prompt) is not None else "max_tokens",
                 f"a prompt of {num_prompt} tokens and max_tokens of {max_tokens} need {num_needed} KV blocks, but "
                 f"there are {num_blocks} in all: shorten the prompt, lower max_tokens, or start with a larger "
                 "kv_cache_bytes",
@@ -185,8 +192,8 @@ class Scheduler:
             if result.errors and sequence.request_id in result.errors:
                 outputs.append(state.finish(sequence, FinishReason.ERROR, result.errors[sequence.request_id]))
                 continue
-            if num_computed >= sequence.blocks.cache_at_tokens:
-                kv.cache_full_blocks(sequence.blocks, num_computed)
+            if num_computed >= sequence.blocks.settle_at_tokens:
+                kv.settle(sequence.blocks, num_computed)
             if sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.request_id, ()))
             if num_computed == len(sequence.token_ids):
@@ -302,7 +309,7 @@ class Scheduler:
         low, high = 0, self._max_model_len
         while low < high:  # the pool's limit depends on the mix of groups, so it is searched for
             middle = (low + high + 1) // 2
-            if self._kv.max_num_blocks(middle - 1) <= self._kv.num_blocks:
+            if self._kv.shortage(middle - 1) is None:
                 low = middle
             else:
                 high = middle - 1

@@ -16,7 +16,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_free_blocks: int
     """Blocks that no request references, cached or not."""
     kv_usage: float
-    """Share of the pool that requests reference, 0 to 1."""
+    """Share of the fullest pool that requests reference, 0 to 1."""
     num_preemptions: int
     """Total."""
     num_prefix_query_tokens: int

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    ChunkedLocalSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    StateSpec,
+)
 from inferplane.kvcache.managers.base import GroupManager
+from inferplane.kvcache.managers.bounded import BoundedManager
+from inferplane.kvcache.managers.cross_attention import CrossAttentionManager
 from inferplane.kvcache.managers.full_attention import FullAttentionManager
 
-__all__ = ["BUILTIN_MANAGERS", "FullAttentionManager", "GroupManager", "manager_class_for"]
+__all__ = [
+    "BUILTIN_MANAGERS",
+    "BoundedManager",
+    "CrossAttentionManager",
+    "FullAttentionManager",
+    "GroupManager",
+    "manager_class_for",
+]
 
 BUILTIN_MANAGERS: Mapping[type[KVCacheSpec], type[GroupManager]] = {
     FullAttentionSpec: FullAttentionManager,
-    SlidingWindowSpec: FullAttentionManager,
-    ChunkedLocalSpec: FullAttentionManager,
+    MLAAttentionSpec: FullAttentionManager,
+    SlidingWindowSpec: BoundedManager,
+    ChunkedLocalSpec: BoundedManager,
+    StateSpec: BoundedManager,
+    CrossAttentionSpec: CrossAttentionManager,
 }
 
 
