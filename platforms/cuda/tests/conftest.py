@@ -1,16 +1,27 @@
-"""What the tests of this platform share: where they may run."""
+"""Where the tests of this platform run: on a GPU if there is one, else on the host with Triton's interpreter.
+
+Triton reads the choice when kernels are first imported, so it is made here.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The host, and a GPU where there is one."""
-    if request.param == "cuda" and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if request.param == "cuda" and not has_gpu:
         pytest.skip("no GPU on this machine")
+    if request.param == "cpu" and has_gpu:
+        pytest.skip("kernels are compiled for the GPU here, not interpreted")
     return torch.device(request.param)
 
 

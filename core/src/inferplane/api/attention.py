@@ -89,6 +89,9 @@ class AttentionBackend(ABC):
     length 1 in a block that nobody else uses.
     """
 
+    fuses_rotary: ClassVar[bool] = False
+    """Whether it has `rotary_forward`, which then takes the place of the rotary op and `forward`."""
+
     @classmethod
     @abstractmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
@@ -134,3 +137,23 @@ class AttentionBackend(ABC):
         from `allocate_kv`, ``sinks: [num_heads]`` float32 exactly when the layer has them. Returns
         ``[num_tokens, num_heads, head_dim]`` in q's dtype. q, k and v are not changed.
         """
+
+    def rotary_forward(
+        self,
+        layer: AttentionLayer,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: Any,
+        *,
+        qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` after the norm of each head's q and k, if there is one, and the op ``rotary`` on both.
+
+        ``qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, q before k before v, which may be changed;
+        ``positions`` and ``cos_sin`` as the op takes them; ``qk_norm`` is (weight of q, weight of k, eps), each weight
+        ``[head_dim]``. Only of backends with ``fuses_rotary``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not rotate: fuses_rotary is False")

@@ -14,8 +14,9 @@ from inferplane.api.attention import AttentionLayer
 def allocate(
     layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
+    """Zeros, because kernels multiply by whole tiles: a masked weight is 0, and 0 times a NaN would be one."""
     shape = (2, num_blocks, layer.spec.block_size, layer.num_kv_heads, layer.head_dim)
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def store(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: torch.Tensor) -> None:

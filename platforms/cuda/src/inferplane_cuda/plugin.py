@@ -12,6 +12,7 @@ from inferplane_cuda.probing import PLATFORM, VISIBLE, probe
 
 if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
+    from inferplane.api.ops import OpImpl
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -32,9 +33,20 @@ def create_platform(device: DeviceDescriptor) -> Platform | None:
 def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
     if device.platform != PLATFORM:
         return []
+    from inferplane_cuda.flash_attention import FlashAttention
     from inferplane_cuda.torch_attention import TorchAttention
+    from inferplane_cuda.triton_attention import TritonAttention
 
-    return [TorchAttention]
+    return [FlashAttention, TritonAttention, TorchAttention]
+
+
+@hookimpl
+def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_cuda.ops import OP_IMPLEMENTATIONS
+
+    return OP_IMPLEMENTATIONS
 
 
 @hookimpl

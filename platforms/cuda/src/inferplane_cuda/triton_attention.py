@@ -1,0 +1,203 @@
+"""Attention by the Triton kernels: any mix of prompts and single tokens, in one KV layout."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
+from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane_cuda.kv_layout import allocate
+from inferplane_cuda.launch import DEPENDENT_LAUNCH
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MIN_BLOCK_SIZE = 16
+MAX_HEAD_DIM = 256
+
+
+@dataclass
+class StepMetadata:
+    """One step, or every step that a graph is replayed for."""
+
+    inputs: AttentionInputs
+    is_decode: bool
+    """Whether each request has one token."""
+    longest: int
+    """Tokens of the longest sequence, or an upper bound."""
+    num_splits: dict[int, int] = field(default_factory=dict)
+    """Into how many parts a sequence is cut, by the number of KV heads."""
+
+
+class TritonAttention(AttentionBackend):
+    """Full attention and sliding windows, soft caps and sinks. A step of single tokens splits long sequences over the
+    processors; how many parts there are depends on the batch alone, so that a graph holds for any lengths."""
+
+    name = "cuda_triton"
+    priority = 10
+    graph_safe = True
+    fuses_rotary = True
+
+    def __init__(self) -> None:
+        self._workspaces: dict[tuple[int, int, int], object] = {}
+        """Partial results of split sequences, by heads, KV heads and head size; one launch uses them at a time."""
+
+    @classmethod
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        layer, block_size = query.layer, query.layer.spec.block_size
+        if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec):
+            return f"computes full attention and sliding windows, not {type(layer.spec).__name__}"
+        if query.dtype not in DTYPES or query.kv_dtype != query.dtype:
+            return f"computes in float32, bfloat16 and float16 throughout, not in {query.dtype} over {query.kv_dtype}"
+        if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
+            return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
+        if layer.head_dim > MAX_HEAD_DIM:
+            return f"has no tiles for heads of more than {MAX_HEAD_DIM}, not for {layer.head_dim}"
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed"
+        return None
+
+    @classmethod
+    def allocate_kv(
+        cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return allocate(layer, num_blocks, dtype, device)
+
+    def build_metadata(self, inputs: AttentionInputs) -> StepMetadata:
+        return StepMetadata(inputs, inputs.num_tokens == inputs.num_reqs, max(inputs.seq_lens_host))
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: StepMetadata,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        from inferplane_kernels_triton.kv_store import store_kv
+
+        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=DEPENDENT_LAUNCH)
+        return self._attend(layer, q, kv, metadata, sinks)
+
+    def rotary_forward(
+        self,
+        layer: AttentionLayer,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: StepMetadata,
+        *,
+        qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        from inferplane_kernels_triton.rope_and_store import rope_and_store
+
+        slots = metadata.inputs.slot_mapping
+        q = rope_and_store(
+            qkv,
+            kv[0],
+            kv[1],
+            slots,
+            positions,
+            cos_sin,
+            layer.num_heads,
+            qk_norm=qk_norm,
+            pdl=DEPENDENT_LAUNCH,
+        )
+        return self._attend(layer, q, kv, metadata, sinks)
+
+    def _attend(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: StepMetadata,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if metadata.is_decode:
+            return self._decode(layer, q, kv, metadata, sinks)
+        return self._prefill(layer, q, kv, metadata, sinks)
+
+    def _decode(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: StepMetadata,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        from inferplane_kernels_triton.decode_attention import choose_num_splits, decode_attention
+
+        inputs, num_kv_heads = metadata.inputs, layer.num_kv_heads
+        num_splits = metadata.num_splits.get(num_kv_heads)
+        if num_splits is None:
+            num_splits = choose_num_splits(
+                inputs.num_reqs, num_kv_heads, metadata.longest, num_processors(q.device)
+            )
+            metadata.num_splits[num_kv_heads] = num_splits
+        return decode_attention(
+            q,
+            kv[0],
+            kv[1],
+            inputs.block_table,
+            inputs.seq_lens,
+            layer.scale,
+            num_splits=num_splits,
+            workspace=self._workspace(layer, q.device),
+            window=window_of(layer),
+            soft_cap=layer.soft_cap,
+            sinks=sinks,
+            pdl=DEPENDENT_LAUNCH,
+        )
+
+    def _prefill(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: StepMetadata,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        from inferplane_kernels_triton.prefill_attention import prefill_attention
+
+        inputs = metadata.inputs
+        return prefill_attention(
+            q,
+            kv[0],
+            kv[1],
+            inputs.block_table,
+            inputs.query_start,
+            inputs.seq_lens,
+            layer.scale,
+            window=window_of(layer),
+            soft_cap=layer.soft_cap,
+            sinks=sinks,
+            pdl=DEPENDENT_LAUNCH,
+        )
+
+    def _workspace(self, layer: AttentionLayer, device: torch.device) -> object:
+        """Large enough for any batch: the parts of all requests together are twice the processors at most."""
+        from inferplane_kernels_triton.decode_attention import DecodeWorkspace
+
+        key = (layer.num_heads, layer.num_kv_heads, layer.head_dim)
+        if key not in self._workspaces:
+            parts = 2 * num_processors(device)
+            self._workspaces[key] = DecodeWorkspace.allocate(parts, *key, 1, device)
+        return self._workspaces[key]
+
+
+def window_of(layer: AttentionLayer) -> int | None:
+    """Tokens that a token sees, itself included; None for all earlier ones."""
+    return layer.spec.window if isinstance(layer.spec, SlidingWindowSpec) else None
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 elsewhere, where kernels are interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
