@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inferplane.api.kv import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 from inferplane.api.worker import DoneStep, PendingStep
@@ -123,6 +123,9 @@ class FakeExecutor:
                 token_ids.append(next_token(token_ids))
                 sampled[request_id] = token_ids[-1:]
         return DoneStep(StepResult(step_id=self._plan.step_id, sampled_token_ids=sampled))
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        return None
 
     def check_health(self) -> None: ...
 

@@ -219,7 +219,7 @@ class DeviceRuntime(ABC):
         """
         return None
 
-    def profile(self, run: Callable[[], None]) -> str | None:
+    def profile(self, run: Callable[[], object]) -> str | None:
         """Calls ``run`` under the device's profiler; returns a report for people: the share of the time in which the
         device was busy, and its most expensive kernels. None, with nothing called, where there is no profiler."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,10 @@ class Worker(ABC):
         raise NotImplementedError(
             f"{type(self).__name__} runs on one rank only: it does not implement accept"
         )
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        """As `DeviceRuntime.profile`; None, with nothing called, where there is no profiler."""
+        return None
 
     @abstractmethod
     def close(self) -> None: ...

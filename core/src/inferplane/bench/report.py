@@ -95,6 +95,9 @@ def emit(measurement: Measurement, as_json: bool) -> None:
         click.echo(json.dumps(measurement.as_dict()))
         return
     extra = "  ".join(f"{k} {v}" for k, v in measurement.extra.items())
+    if not measurement.n:
+        click.echo(f"{measurement.engine:13} {measurement.case:28} {measurement.seconds:8.3f} s {extra}")
+        return
     click.echo(
         f"{measurement.engine:13} {measurement.case:28} {measurement.seconds:8.3f} s "
         f"{measurement.out_tok_s:9.1f} out tok/s {measurement.total_tok_s:9.1f} tok/s  {extra}"

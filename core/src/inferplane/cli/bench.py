@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -102,6 +103,56 @@ def latency(engine_args: EngineArgs, batch_size: int, input_len: int, output_len
     if output_len == 1:
         case = f"prefill_{batch_size}x{input_len}+1"
     _run(engine_args, case, batch_size, input_len, output_len, **common)
+
+
+@bench.command(cls=GroupedCommand)
+@click.option(
+    "--case",
+    "names",
+    cls=GroupedOption,
+    group="Benchmark",
+    multiple=True,
+    metavar="CASE",
+    help="throughput_NxIN+OUT, decode_bsN_IN+OUT, prefill_NxIN+1 or startup; may be given several times. "
+    "Default: startup and one of each.",
+)
+@_case("--repeat", 3, "Runs of each case; the median is printed.")
+@_case("--prompt-seed", 0, "Seed of the random prompts.")
+@click.option(
+    "--profile",
+    cls=GroupedOption,
+    group="Benchmark",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Also run each case under the device's profiler, and write a report for each.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    cls=GroupedOption,
+    group="Benchmark",
+    is_flag=True,
+    help="One JSON object a case.",
+)
+@engine_options
+def cases(
+    engine_args: EngineArgs,
+    names: tuple[str, ...],
+    repeat: int,
+    prompt_seed: int,
+    profile: Path | None,
+    as_json: bool,
+) -> None:
+    """Several cases in one start of the engine: random token ids, greedy, past any end of sequence, no prefix cache."""
+    from inferplane.bench.cases import DEFAULT_CASES, parse_case, run_cases
+    from inferplane.bench.report import emit
+
+    try:
+        chosen = [parse_case(name) for name in names or DEFAULT_CASES]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--case") from None
+    for measurement in run_cases(engine_args, chosen, repeat=repeat, seed=prompt_seed, profile=profile):
+        emit(measurement, as_json)
 
 
 @bench.command(context_settings={"ignore_unknown_options": True})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -167,6 +167,10 @@ class EngineCore:
         return EngineStats.of(
             self._scheduler.stats(), num_steps=self._num_steps, last_step_s=self._last_step_s
         )
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        """As `DeviceRuntime.profile`, of the rank in this process."""
+        return self._executor.profile(run)
 
     def check_health(self) -> None:
         """Raises `WorkerDiedError` when a worker is gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -94,6 +94,16 @@ class LLM:
 
     def stats(self) -> EngineStats:
         return self._client.stats()
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of each phase of the start."""
+        return dict(self._client.core.timings)
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        """Calls ``run`` under the profiler of the first rank's device and returns its report: the share of the time in
+        which the device was busy, and its most expensive kernels. None, with nothing called, where there is none."""
+        return self._client.core.profile(run)
 
     def generate(
         self,

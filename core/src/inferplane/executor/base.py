@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from inferplane.api.comm import ProcessGroup
@@ -48,6 +49,10 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> None: ...
 
     def sample(self) -> PendingStep: ...
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        """As `DeviceRuntime.profile`, of rank 0; ``run`` calls the methods above."""
+        ...
 
     def check_health(self) -> None:
         """Raises `WorkerDiedError` once a rank is known to be gone, within a second of its death."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ class LocalExecutor:
 
     def sample(self) -> PendingStep:
         return self.worker.sample()
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        return self.worker.profile(run)
 
     def check_health(self) -> None:
         if self._is_shut_down:

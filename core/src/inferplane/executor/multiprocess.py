@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api.comm import ProcessGroup
@@ -96,6 +97,9 @@ class MultiprocessExecutor:
         result = self._own_worker().sample().result()
         self._accepted = result.sampled_token_ids
         return DoneStep(result)
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        return self._own_worker().profile(run)
 
     def check_health(self) -> None:
         self._running().check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,6 +198,9 @@ class ModelWorker(Worker):
 
     def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
         self.runner.accept(sampled_token_ids)
+
+    def profile(self, run: Callable[[], object]) -> str | None:
+        return self.runtime.profile(run)
 
     def close(self) -> None:
         self._runner = None

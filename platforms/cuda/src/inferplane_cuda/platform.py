@@ -29,6 +29,7 @@ class CudaPlatform(Platform):
             "block_size": 16,
             "max_num_seqs": 512,
             "max_num_batched_tokens": 8192,
+            "async_scheduling": True,
         }
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
