@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from http_answers import error_of
-from inferplane_server import body, http_protocol
+from inferplane_server import body, http_protocol, sse
 from inferplane_server.http_server import HttpServer
 from inferplane_server.serving import ServeError, bind
 from inferplane_server.settings import ServerSettings
@@ -280,3 +280,59 @@ def test_a_host_that_is_not_here_is_a_clear_error():
         bind("192.0.2.1", 0)
     with pytest.raises(ServeError, match="--host"):
         bind("no such host", 0)
+
+
+async def test_every_answer_has_the_request_id_that_it_was_asked_with_or_a_new_one():
+    async with (
+        serving(ScriptedEngine()) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        for method, path, body in (
+            ("GET", "/health", None),
+            ("GET", "/nowhere", None),
+            ("POST", "/v1/completions", body_of("/v1/completions")),
+            ("POST", "/v1/completions", body_of("/v1/completions", stream=True)),
+            ("POST", "/v1/completions", body_of("/v1/completions", temperature=-1)),
+        ):
+            response = await client.request(method, path, json=body, headers={"X-Request-Id": "mine/1"})
+            assert response.headers.get_list("x-request-id") == ["mine/1"]
+            new = {(await client.request(method, path, json=body)).headers["x-request-id"] for _ in range(2)}
+            assert len(new) == 2
+            assert all(name.startswith("req-") for name in new)
+        for strange in ("a b", "x" * 129, "é"):
+            response = await client.get("/health", headers={"X-Request-Id": strange.encode()})
+            assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_an_error_that_was_not_foreseen_has_the_id_in_answer_and_log(caplog: pytest.LogCaptureFixture):
+    async with (
+        serving(ScriptedEngine(refusal=ZeroDivisionError("a bug"))) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        body = body_of("/v1/completions")
+        response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})
+        error_of(response, 500)
+        assert response.headers["x-request-id"] == "mine"
+    assert any(record.message.endswith("failed, request mine") for record in caplog.records)
+
+
+@pytest.mark.parametrize("route", GENERATING)
+async def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch, route: str):
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.05)
+    engine = ScriptedEngine(delay_s=0.18)
+    async with (
+        serving(engine) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        response = await client.post(route, json=body_of(route, stream=True, max_tokens=3))
+        events = response.text.split("\n\n")
+        assert events[0] == ": still here"
+        assert 3 <= events.count(": still here") <= 12
+        assert [each for each in events if not each.startswith((":", "data: "))] == [""]
+        assert events[-2:] == ["data: [DONE]", ""]
+        # an error after a comment can only be an event
+        engine.die_after = 1
+        response = await client.post(route, json=body_of(route, stream=True, max_tokens=3))
+        assert response.status_code == 200
+        assert '"engine_dead"' in response.text
+        assert "[DONE]" not in response.text

@@ -47,6 +47,20 @@ async def test_while_draining_what_is_in_flight_finishes_and_new_requests_are_re
     assert (await running).text.endswith("data: [DONE]\n\n")
 
 
+async def test_a_text_that_no_context_could_hold_is_not_tokenized(client):
+    long = "a" * 200_000
+    for route, body in (
+        ("/tokenize", {"prompt": long}),
+        ("/tokenize", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/completions", {"prompt": long}),
+    ):
+        response = await client.post(route, json={"model": "fake", **body})
+        error_of(response, 400, code="context_length_exceeded", param="prompt")
+    # a text that is too long for a prompt may still be counted
+    response = await client.post("/tokenize", json={"prompt": "a" * 1000})
+    assert strict_json(response.text)["count"] == 1000
+
+
 async def test_metrics_count_what_happened(client):
     await client.chat("abc", max_tokens=5)
     await client.complete(["a", "b"], max_tokens=4, n=2)

@@ -100,7 +100,11 @@ def normal_requests() -> list[tuple[str, SamplingParams]]:
             "ZeroDivisionError: a fault of this processor",
         ),
         (([30, 31], greedy(logits_processors={"fails_at": None})), 0, "OSError: no table for this argument"),
-        (([30, 31], greedy(allowed_token_ids=[9], logit_bias={9: -100.0})), 0, "no token is left to choose"),
+        (
+            ([30, 31], greedy(logits_processors={"only": 9}, logit_bias={9: -100.0})),
+            0,
+            "no token is left to choose",
+        ),
     ],
 )
 def test_a_request_that_breaks_fails_alone(

@@ -94,6 +94,20 @@ def test_sigterm_finishes_what_is_in_flight_and_takes_nothing_new(start: START):
         pass  # the port is free again
 
 
+def test_an_engine_that_is_told_to_end_before_the_server_is_no_failure(start: START):
+    """As a supervisor does that signals every process of a service."""
+    server = start().wait_ready()
+    engine = engine_of(server)
+    engine.terminate()
+    engine.wait(20)
+    time.sleep(0.7)
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "CRITICAL" not in server.log
+    assert "was told to end" in server.log
+    assert server.left_over() == []
+
+
 def test_a_second_sigterm_does_not_wait(start: START):
     server = start().wait_ready()
     stream = Stream(server.url, 900)

@@ -18,6 +18,8 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
+BAN_BIAS = -100.0
+"""A ``logit_bias`` that bans instead of making less likely, as callers of the OpenAI API expect of its lowest value."""
 MAX_BAD_WORDS_CHARS = 65536
 """All of them together: each is spelt in many ways before the request starts, and looked for after every token."""
 MIN_REPETITION_PENALTY = 0.01
@@ -139,6 +141,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 "logits_processors",
                 f"logits_processors maps names to arguments, got {self.logits_processors!r}",
             )
+
+    @property
+    def banned_token_ids(self) -> list[int]:
+        """Those that ``logit_bias`` bans."""
+        return [token_id for token_id, bias in (self.logit_bias or {}).items() if bias <= BAN_BIAS]
 
     @property
     def is_greedy(self) -> bool:

@@ -25,6 +25,7 @@ from inferplane.engine.errors import (
     EmptyPromptError,
     EngineDeadError,
     EngineDrainingError,
+    EngineEndedError,
     PromptTooLongError,
     QueueFullError,
 )
@@ -401,7 +402,7 @@ async def test_a_pause_of_the_front_end_is_not_blamed_on_the_engine() -> None:
         assert (await collect(engine, [5], 3, "r")).finished
 
 
-async def test_sigterm_finishes_what_is_in_flight() -> None:
+async def test_sigterm_finishes_what_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:
     async with running() as engine:
         task = asyncio.create_task(collect(engine, [5], 60, "r"))
         await until(lambda: engine.stats().num_running == 1, 5.0)
@@ -409,6 +410,10 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
         assert (await task).outputs[0].token_ids == fake_engine.continuation([5], 60)
         await until(lambda: engine._client.child.process.poll() is not None, 3.0)
         assert engine._client.child.process.returncode == 0
+        await until(lambda: not engine.is_ready, 3.0)
+        with pytest.raises(EngineEndedError, match="was told to end"):
+            engine.check_health()
+    assert [record.levelname for record in caplog.records if "told to end" in record.message] == ["WARNING"]
 
 
 PARENT = """

@@ -129,3 +129,59 @@ def test_completions_have_ids_and_seeds_of_their_own(inputs: InputProcessor) -> 
 def test_long_texts_encode_as_short_ones_do(inputs: InputProcessor) -> None:
     text = "The quick brown fox 🙂 " * 50
     assert inputs.encode(text) == TOKENIZER.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "param", "bans"),
+    [
+        (
+            {"allowed_token_ids": [9, 10], "logit_bias": {9: -100, 10: -100}},
+            "allowed_token_ids",
+            "logit_bias",
+        ),
+        ({"allowed_token_ids": [3], "min_tokens": 1}, "allowed_token_ids", "min_tokens"),
+        (
+            {
+                "allowed_token_ids": [3, 9, 11],
+                "stop_token_ids": [9],
+                "min_tokens": 1,
+                "logit_bias": {11: -100},
+            },
+            "allowed_token_ids",
+            "logit_bias and min_tokens",
+        ),
+        ({"logit_bias": dict.fromkeys(range(400), -100)}, "logit_bias", "logit_bias"),
+        (
+            {"logit_bias": dict.fromkeys(range(5, 400), -100), "stop_token_ids": [0, 1, 2], "min_tokens": 2},
+            "logit_bias",
+            "logit_bias and min_tokens",
+        ),
+    ],
+)
+def test_settings_that_leave_no_first_token(
+    inputs: InputProcessor, settings: dict[str, object], param: str, bans: str
+) -> None:
+    with pytest.raises(ParameterError, match=f"no token is left to choose: {bans} ban") as caught:
+        inputs.requests("r", [1], SamplingParams(**settings))  # type: ignore[arg-type]
+    assert caught.value.param == param
+    # nothing is to be chosen
+    assert inputs.requests("r", [1], SamplingParams(**{**settings, "min_tokens": 0, "max_tokens": 0}))  # type: ignore[arg-type]
+
+
+def test_a_bad_word_may_be_the_only_token_allowed(inputs: InputProcessor) -> None:
+    [[token_id], *_] = inputs._bad_words.spellings(["a"])
+    with pytest.raises(ParameterError, match="bad_words ban every token that allowed_token_ids allows"):
+        inputs.requests("r", [1], SamplingParams(bad_words=["a"], allowed_token_ids=[token_id]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"allowed_token_ids": [9, 10], "logit_bias": {9: -100, 10: -99.9}},
+        {"allowed_token_ids": [3], "min_tokens": 0},
+        {"allowed_token_ids": [3, 9], "min_tokens": 1},
+        {"logit_bias": dict.fromkeys(range(399), -100)},
+    ],
+)
+def test_settings_that_leave_one_token(inputs: InputProcessor, settings: dict[str, object]) -> None:
+    assert inputs.requests("r", [1], SamplingParams(**settings))  # type: ignore[arg-type]

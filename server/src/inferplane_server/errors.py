@@ -163,7 +163,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         api_error = as_api_error(error)
         if api_error.status >= 500 and not isinstance(error, ApiError | EngineDeadError | QueueFullError):
-            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+            name = request.scope.get("request_id", "without an id")
+            logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error)
         return api_error.response()
 
     handled = (

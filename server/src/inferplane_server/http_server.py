@@ -14,6 +14,7 @@ from inferplane.api.engine import Engine
 from inferplane_server.app import create_app
 from inferplane_server.contributed import contributed_routers
 from inferplane_server.http_protocol import BoundedHttpProtocol
+from inferplane_server.request_ids import RequestIds
 from inferplane_server.service import Service
 from inferplane_server.settings import ServerSettings
 
@@ -41,7 +42,7 @@ class HttpServer:
         self._listener = listener
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                app,
+                RequestIds(app),
                 lifespan="off",
                 http=BoundedHttpProtocol,
                 log_config=None,

@@ -30,7 +30,7 @@ async def encode_prompts(
 
     async def encode(prompt: RawPrompt) -> list[int]:
         if isinstance(prompt, str):
-            _check_long_text(engine.tokenizer, prompt, max_model_len)
+            check_long_text(engine, prompt)
             return await engine.encode_prompt(prompt, add_special_tokens=add_special_tokens)
         return prompt
 
@@ -40,10 +40,11 @@ async def encode_prompts(
     return encoded
 
 
-def _check_long_text(tokenizer: Tokenizer, text: str, max_model_len: int) -> None:
+def check_long_text(engine: Engine, text: str) -> None:
     """Megabytes of text take many seconds and a hundred times their size in memory to encode: too much, where all that
-    can come of it is that they are too long."""
-    if len(text) >= LARGE_CHAT_CHARS and (floor := tokenizer.min_num_tokens(text)) > max_model_len:
+    can come of it is that they are too long. Raises `PromptTooLongError`."""
+    max_model_len = engine.config.model.max_model_len
+    if len(text) >= LARGE_CHAT_CHARS and (floor := engine.tokenizer.min_num_tokens(text)) > max_model_len:
         raise PromptTooLongError(floor, max_model_len, is_exact=False)
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from inferplane.config import EngineArgs
+from inferplane.engine.errors import EngineEndedError
 from inferplane_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 HEALTH_CHECK_S = 0.25
 DEATH_NOTICE_S = 3.0
-"""After the engine's death /health says 503 for this long, so that probes and callers learn why."""
+"""After the engine's death /health says 503 for this long, so that probes and callers learn why, and so that a
+supervisor which tells one process after another to end gets to this one."""
 
 
 class ServeError(RuntimeError):
@@ -126,7 +128,8 @@ async def _watch_engine(engine: AsyncEngine, http: HttpServer, started_s: float)
     await http.prepare_chat()
     while (error := http.engine_fault()) is None:
         await asyncio.sleep(HEALTH_CHECK_S)
-    logger.critical("Ending in %.0f s, because the engine does not work: %s", DEATH_NOTICE_S, error)
+    level = logging.WARNING if isinstance(error, EngineEndedError) else logging.CRITICAL
+    logger.log(level, "Ending in %.0f s, because the engine does not work: %s", DEATH_NOTICE_S, error)
     await asyncio.sleep(DEATH_NOTICE_S)
     return 1
 

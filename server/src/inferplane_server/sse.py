@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -16,6 +18,9 @@ from inferplane_server.errors import ApiError, as_api_error
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": still here\n\n"
+KEEP_ALIVE_S = 15.0
+"""Common proxies close a connection that is silent for 30 or 60 s."""
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -26,9 +31,12 @@ def event(payload: bytes) -> bytes:
 class EventStream(Response):
     """Sends what ``events`` yields: bytes of one or more whole events, ready as they are.
 
-    What ``events`` raises before its first yield is raised to the caller, who can still answer with a status. What
+    What ``events`` raises before anything was sent is raised to the caller, who can still answer with a status. What
     it raises later is sent as an event with an error, and ends the stream without ``[DONE]``: a client must not take
     half an answer for a whole one.
+
+    While nothing comes for long, as for a request that waits behind others, comments tell proxies and clients that the
+    connection lives.
     """
 
     media_type = "text/event-stream"
@@ -39,23 +47,47 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            first = await anext(events)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            try:
-                async for chunk in events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except Exception as error:
-                if not isinstance(
-                    error, ApiError | EngineDeadError
-                ):  # whose cause is logged once, not by each stream
-                    logger.error("%s broke off in mid-stream", scope.get("path"), exc_info=error)
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": event(as_api_error(error).body()),
-                        "more_body": True,
-                    }
-                )
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        wire = _Wire(send, self.raw_headers)
+        keeping_alive = asyncio.create_task(wire.keep_alive())
+        try:
+            async with aclosing(self._events) as events:
+                try:
+                    async for chunk in events:
+                        await wire.send(chunk)
+                except Exception as error:
+                    if not wire.has_started:
+                        raise
+                    # the engine's death is logged once, not by each stream
+                    if not isinstance(error, ApiError | EngineDeadError):
+                        logger.error("%s broke off in mid-stream", scope.get("path"), exc_info=error)
+                    await wire.send(event(as_api_error(error).body()))
+        finally:
+            keeping_alive.cancel()
+        await wire.send(b"", more=False)
+
+
+class _Wire:
+    """One response's way out. Its headers go with the first bytes."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._last_sent_s = time.monotonic()
+        self.has_started = False
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        async with self._lock:
+            if not self.has_started:
+                self.has_started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            self._last_sent_s = time.monotonic()
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def keep_alive(self) -> None:
+        while True:
+            rest_s = self._last_sent_s + KEEP_ALIVE_S - time.monotonic()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            else:
+                await self.send(COMMENT)

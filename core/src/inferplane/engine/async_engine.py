@@ -17,6 +17,7 @@ from inferplane.engine.delta_stream import DeltaStream
 from inferplane.engine.errors import (
     EngineDeadError,
     EngineDrainingError,
+    EngineEndedError,
     QueueFullError,
     RequestTooLargeError,
 )
@@ -135,7 +136,8 @@ class AsyncEngine:
     def check_health(self) -> None:
         """Raises `EngineDeadError` when the engine has ended or has not given a sign of life for too long."""
         if self._failure is not None:
-            raise EngineDeadError(str(self._failure)) from self._failure
+            kind = EngineEndedError if isinstance(self._failure, EngineEndedError) else EngineDeadError
+            raise kind(str(self._failure)) from self._failure
 
     async def wait_ready(self) -> None:
         """Until the model is loaded; `ConfigError`, `ModelLoadError` or `EngineDeadError` when it never will be."""
@@ -237,7 +239,10 @@ class AsyncEngine:
                 )
 
     def _on_exit(self, returncode: int) -> None:
-        self._fail(EngineDeadError(f"the engine process {describe_exit(returncode)}"))
+        if returncode == 0:
+            self._fail(EngineEndedError("the engine process was told to end, and did"))
+        else:
+            self._fail(EngineDeadError(f"the engine process {describe_exit(returncode)}"))
 
     def _fail(self, error: Exception, *, ends_itself: bool = False) -> None:
         """Ends everything in flight, and the process unless it does so itself."""
@@ -247,7 +252,8 @@ class AsyncEngine:
         self._stats = self._stats.without_requests()
         # until it is ready nothing is in flight, and `wait_ready` raises the error where it is told
         if self._is_ready and not self._is_shut_down:
-            logger.critical("%s; %d requests in flight are lost", error, len(self._streams))
+            level = logging.WARNING if isinstance(error, EngineEndedError) else logging.CRITICAL
+            logger.log(level, "%s; %d requests in flight are lost", error, len(self._streams))
         if not ends_itself:
             self._client.child.kill()
         if self._started is not None:

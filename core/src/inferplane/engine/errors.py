@@ -8,6 +8,7 @@ __all__ = [
     "EmptyPromptError",
     "EngineDeadError",
     "EngineDrainingError",
+    "EngineEndedError",
     "PromptError",
     "PromptTooLongError",
     "QueueFullError",
@@ -49,3 +50,7 @@ class EngineDrainingError(QueueFullError):
 
 class EngineDeadError(RuntimeError):
     """The engine ended or hangs. What was in flight is lost; a new engine has to be started."""
+
+
+class EngineEndedError(EngineDeadError):
+    """The engine's process was told to end, by a signal of its own, and did so in order."""

@@ -114,6 +114,8 @@ class InputProcessor:
         room = self.max_model_len - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         bad_words = self._bad_words.spellings(params.bad_words) if params.bad_words else []
+        if max_tokens:
+            self._check_choice(params, bad_words)
         arrival_time_s = time.time()
         serial = next(self._serials)
         return [
@@ -155,6 +157,24 @@ class InputProcessor:
                 "logits_processors",
                 f"unknown logits processors {', '.join(sorted(unknown))}; installed: {known}",
             )
+
+    def _check_choice(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
+        """Raises `ParameterError` when the request's own settings ban every token that could come first."""
+        banned = {
+            "logit_bias": set(params.banned_token_ids),
+            "bad_words": {word[0] for word in bad_words if len(word) == 1},
+            "min_tokens": {*self._eos_token_ids, *(params.stop_token_ids or ())}
+            if params.min_tokens
+            else set(),
+        }
+        allowed = params.allowed_token_ids
+        left: Collection[int] = range(self.vocab_size) if allowed is None else set(allowed)
+        if len(left) > sum(map(len, banned.values())) or not set(left) <= set().union(*banned.values()):
+            return
+        bans = [name for name, token_ids in banned.items() if token_ids.intersection(left)]
+        named = bans[0] if allowed is None else "allowed_token_ids"
+        some = "every token" if allowed is None else "every token that allowed_token_ids allows"
+        raise ParameterError(named, f"no token is left to choose: {' and '.join(bans)} ban {some}")
 
 
 def _check_routing(priority: object, cache_salt: object) -> None:

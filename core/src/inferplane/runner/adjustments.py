@@ -15,14 +15,12 @@ import numpy as np
 import torch
 
 from inferplane.plan import NewRequest
+from inferplane.request import BAN_BIAS
 from inferplane.runner.penalties import Penalties
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime
     from inferplane.api.hookspecs import LogitsProcessor
-
-BAN_BIAS = -100.0
-"""A ``logit_bias`` that bans instead of making less likely, as callers of the OpenAI API expect of its lowest value."""
 
 
 class Adjustments:
@@ -39,11 +37,10 @@ class Adjustments:
         params = request.params
         prompt, output = tokens[: request.num_prompt_tokens], tokens[request.num_prompt_tokens :]
         bias = params.logit_bias or {}
-        banned = [token_id for token_id, value in bias.items() if value <= BAN_BIAS]
         kept = {token_id: value for token_id, value in bias.items() if value > BAN_BIAS}
         self.bias_ids = np.fromiter(kept.keys(), np.int64, len(kept))
         self.bias_values = np.fromiter(kept.values(), np.float32, len(kept))
-        self.banned_ids = np.array(banned, np.int64)
+        self.banned_ids = np.array(params.banned_token_ids, np.int64)
         self.allowed_ids: np.ndarray | None = None
         if params.allowed_token_ids is not None:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))

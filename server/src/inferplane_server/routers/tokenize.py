@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from inferplane_server.body import body_schema, read_body
 from inferplane_server.errors import invalid
+from inferplane_server.prompts import check_long_text
 from inferplane_server.protocol.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from inferplane_server.service import Service
 
@@ -29,6 +30,7 @@ async def tokenize(request: Request) -> Response:
         text = await service.chat_prompts.render(body)
     else:
         text = body.prompt
+    check_long_text(service.engine, text)
     token_ids = await service.engine.encode_prompt(text, add_special_tokens=body.add_special_tokens)
     answer: dict[str, Any] = {
         "count": len(token_ids),
