@@ -9,7 +9,8 @@ pydantic, pyzmq, msgspec, pytest-asyncio, pytest-timeout, gguf, flash-attn-4 wit
 on a real model. Nothing is fetched.
 
 Stages: ``check`` runs the tests marked gpu; ``gemm`` the matrix products of decoding against the card's limits;
-``cases`` the bench cases, throughput, decoding and prefill, on dummy weights; ``profile`` the kernels of some of them.
+``kernels`` the Triton kernels, in many configurations; ``cases`` the bench cases, throughput, decoding and prefill,
+on dummy weights; ``profile`` the kernels of some of them.
 Each has a time limit of its own. Logs and results lie under ``--out``; the last lines printed are a table.
 """
 
@@ -54,6 +55,7 @@ def stages(args: argparse.Namespace) -> dict[str, Stage]:
     return {
         "check": Stage([*pytest, *args.pytest], 420),
         "gemm": Stage([sys.executable, str(HERE / "products.py"), *shape], 200),
+        "kernels": Stage([sys.executable, str(HERE / "kernels.py"), "--out", str(args.out)], 420),
         "cases": Stage([sys.executable, str(HERE / "cases.py"), *shape, *engine, "--cases", args.cases], 400),
         "profile": Stage([sys.executable, str(HERE / "cases.py"), *shape, *engine, "--profile"], 200),
     }
@@ -101,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", nargs="+", choices=["check", "gemm", "cases", "profile"])
+    parser.add_argument("stage", nargs="+", choices=["check", "gemm", "kernels", "cases", "profile"])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "h200-out")))
     parser.add_argument("--packages", type=Path, action="append", default=[])
     parser.add_argument("--device", default="cuda")

@@ -11,7 +11,7 @@ import time
 
 from triton.backends.compiler import GPUTarget
 
-from inferplane_kernels_triton.compile_cases import CASES
+from inferplane_kernels_triton.compile_cases import CASES, CUDA_CASES
 from inferplane_kernels_triton.compile_only import compile_only, parse_target
 
 
@@ -20,7 +20,7 @@ def compile_case(name: str, target: GPUTarget) -> str | None:
     begin = time.monotonic()
     with compile_only(target) as compiled:
         try:
-            CASES[name]()
+            (CASES | CUDA_CASES)[name]()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -38,11 +38,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "targets", nargs="+", type=parse_target, metavar="TARGET", help="hip:gfx942, cuda:90, …"
     )
-    parser.add_argument("--case", action="append", choices=CASES, help="only these; all by default")
+    parser.add_argument(
+        "--case", action="append", choices=CASES | CUDA_CASES, help="only these; all by default"
+    )
     chosen = parser.parse_args(arguments)
     failed = 0
     for target in chosen.targets:
-        for name in chosen.case or CASES:
+        known = CASES | CUDA_CASES if target.backend == "cuda" else CASES
+        for name in chosen.case or known:
             if error := compile_case(name, target):
                 print(f"{target.backend}:{target.arch} {name} FAILED {error}", flush=True)
                 failed += 1

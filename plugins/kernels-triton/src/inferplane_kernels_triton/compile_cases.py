@@ -9,6 +9,7 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.decode_attention import decode_attention
 from inferplane_kernels_triton.kv_store import store_kv
+from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
 from inferplane_kernels_triton.prefill_attention import prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
@@ -74,6 +75,20 @@ def _prefill_attention() -> None:
     )  # fmt: skip
 
 
+def _matvec() -> None:
+    x, norm = _meta(1, 4096), NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
+    weight = _meta(28672, 4096)
+    matvec(x, weight)
+    matvec(x, weight, norm=norm, gated=True)
+    matvec(x, weight.to(torch.float8_e4m3fn), weight_scale=_meta(28672, dtype=torch.float32))
+
+
+def _matvec_pdl() -> None:
+    matvec(
+        _meta(1, 4096), _meta(28672, 4096), config=MatvecConfig(prefetch_bytes=32768), pdl=True, gated=True
+    )
+
+
 CASES: dict[str, Callable[[], None]] = {
     "elementwise": _elementwise,
     "rotary": _rotary,
@@ -81,5 +96,9 @@ CASES: dict[str, Callable[[], None]] = {
     "store_kv": _store_kv,
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
+    "matvec": _matvec,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
+
+CUDA_CASES: dict[str, Callable[[], None]] = {"matvec_pdl": _matvec_pdl}
+"""Calls that only NVIDIA's compiler understands, from capability 9.0."""

@@ -42,3 +42,23 @@ def require_unit_stride(**tensors: torch.Tensor) -> None:
             raise ValueError(
                 f"{name}: the last dimension has stride {tensor.stride(-1)}, needs 1; pass {name}.contiguous()"
             )
+
+
+@triton.jit
+def prefetch(ptr, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Asks for BYTES contiguous bytes at ``ptr`` to be brought to the second-level cache (NVIDIA from capability 9.0).
+
+    For what no earlier kernel writes, before `begin`: memory then works while the previous kernel finishes. Each
+    thread asks for its part, so BYTES is a multiple of 16 * THREADS.
+    """
+    part: tl.constexpr = BYTES // THREADS
+    address = ptr.to(tl.int64) + tl.arange(0, THREADS) * part
+    size = tl.full((THREADS,), part, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [address, size],
+        tl.int32,
+        False,
+        1,
+    )

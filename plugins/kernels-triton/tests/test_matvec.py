@@ -1,0 +1,119 @@
+"""A row times a weight, with everything that can be fused into it, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from kernel_checks import assert_close, exact_in_fp8, gpu, poisoned
+
+EPS = 1e-5
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SMALL = MatvecConfig(rows=4, columns=64)
+
+
+def check(
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: MatvecConfig,
+    *,
+    has_residual: bool = False,
+    has_norm: bool = False,
+    has_bias: bool = False,
+    gated: bool = False,
+    quantized: bool = False,
+    pdl: bool = False,
+) -> None:
+    x = torch.randn(1, in_features, device=device).to(dtype)
+    weight = torch.randn(out_features, in_features, device=device).to(dtype)
+    scale = None
+    if quantized:
+        weight = exact_in_fp8(out_features, in_features, device=device).to(torch.float8_e4m3fn)
+        scale = torch.rand(out_features, device=device) / 10
+    bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
+    wide, norm = x.double(), None
+    if has_norm:
+        residual = torch.randn_like(x) if has_residual else None
+        out_residual = poisoned(1, in_features, dtype=dtype, device=device) if has_residual else None
+        norm = NormBefore(torch.randn(in_features, device=device).to(dtype), EPS, residual, out_residual)
+        if residual is not None:
+            wide = wide + residual.double()
+    out = poisoned(1, out_features // 2 if gated else out_features, dtype=dtype, device=device)
+    got = matvec(
+        x, weight, norm=norm, weight_scale=scale, bias=bias, gated=gated, out=out, config=config, pdl=pdl
+    )
+    assert got is out
+    if norm is not None:
+        if norm.residual_out is not None:
+            assert_close(norm.residual_out, wide)
+            wide = norm.residual_out.double()
+        wide = wide * torch.rsqrt(wide.pow(2).mean() + EPS) * norm.weight.double()
+    want = wide @ weight.double().T
+    if scale is not None:
+        want = want * scale.double()
+    if bias is not None:
+        want = want + bias.double()
+    if gated:
+        gate, up = want.chunk(2, dim=-1)
+        want = torch.nn.functional.silu(gate) * up
+    assert_close(out, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("out_features", "in_features"), [(8, 64), (9, 200), (3, 40)])
+def test_matvec(out_features: int, in_features: int, dtype: torch.dtype, device: torch.device):
+    check(out_features, in_features, dtype, device, SMALL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "fused",
+    [
+        {"has_bias": True},
+        {"has_norm": True},
+        {"has_norm": True, "has_residual": True},
+        {"gated": True},
+        {"gated": True, "has_norm": True, "has_residual": True, "has_bias": True},
+        {"quantized": True},
+        {"quantized": True, "gated": True, "has_norm": True, "has_residual": True},
+    ],
+    ids=lambda fused: "+".join(fused),
+)
+def test_fused(fused: dict, dtype: torch.dtype, device: torch.device):
+    check(12, 100, dtype, device, SMALL, **fused)
+
+
+def test_rows_of_a_wider_weight(device: torch.device):
+    whole = torch.randn(10, 96, device=device)
+    x = torch.randn(1, 64, device=device)
+    got = matvec(x, whole[1:9, 16:80], config=SMALL)
+    assert_close(got, x.double() @ whole[1:9, 16:80].double().T)
+
+
+def test_what_does_not_fit_is_refused(device: torch.device):
+    weight = torch.zeros(8, 64, device=device)
+    with pytest.raises(ValueError, match=r"x has shape \(2, 64\), needs \(1, 64\)"):
+        matvec(torch.zeros(2, 64, device=device), weight)
+    x = torch.zeros(1, 64, device=device)
+    with pytest.raises(ValueError, match="residual and residual_out come together"):
+        matvec(x, weight, norm=NormBefore(weight[0], EPS, x))
+
+
+@gpu
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096)], ids=str)
+def test_at_real_shapes(shape: tuple[int, int], pdl: bool, device: torch.device):
+    config = MatvecConfig(prefetch_bytes=16384)
+    check(*shape, torch.bfloat16, device, config, pdl=pdl)
+    check(*shape, torch.bfloat16, device, config, pdl=pdl, quantized=True)
+    check(*shape, torch.bfloat16, device, config, pdl=pdl, has_norm=True, has_residual=True)
+
+
+@gpu
+@pytest.mark.parametrize("pdl", [False, True])
+def test_gated_at_real_shapes(pdl: bool, device: torch.device):
+    config = MatvecConfig(prefetch_bytes=16384)
+    check(28672, 4096, torch.bfloat16, device, config, pdl=pdl, gated=True, has_norm=True, has_residual=True)
