@@ -18,6 +18,7 @@ MAY_NEED = {
     "platform": {"core", "kernels"},
     "plugin": {"core"},
     "server": {"core"},
+    "conformance": {"core"},
 }
 
 every_distribution = pytest.mark.parametrize("distribution", distributions(), ids=lambda d: d.name)
@@ -80,7 +81,7 @@ def test_tests_mirror_sources(distribution: Distribution):
 def test_entry_points_name_modules_that_exist(distribution: Distribution):
     project = distribution.pyproject["project"]
     plugins = project.get("entry-points", {}).get("inferplane.plugins", {})
-    if distribution.kind in ("platform", "plugin", "server"):
+    if distribution.kind in ("platform", "plugin", "server", "conformance"):
         assert plugins, f"{distribution.name} is a plugin, but declares none"
     for target in [*plugins.values(), *project.get("scripts", {}).values()]:
         module = target.split(":")[0].replace(".", "/")

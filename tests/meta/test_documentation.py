@@ -25,6 +25,7 @@ COMMANDS = {
     "inferplane bench latency",
     "inferplane bench serve",
     "inferplane bench startup",
+    "inferplane conform",
     "inferplane plugins list",
     "inferplane models list",
     "inferplane models pull",

@@ -23,8 +23,10 @@ TORCH_FREE_MODULES = [
     "inferplane.plan",
     "inferplane.plugins",
     "inferplane.request",
+    "inferplane_conformance.plugin",
     "inferplane_cpu.plugin",
     "inferplane_cuda.plugin",
+    "inferplane_kestrel.plugin",
     "inferplane_server.plugin",
 ]
 TORCH_FREE_PACKAGES = [
@@ -115,6 +117,7 @@ def test_only_the_test_folders_import_test_tools():
     found = [
         f"{shown(path)}: {name}"
         for distribution in distributions()
+        if distribution.kind != "conformance"  # it is a test tool
         for path in python_files(f"{distribution.relative_folder}/src")
         for name in imported_modules(path)
         if name.split(".")[0] in ("pytest", "hypothesis", "gguf", "openai", "httpx")

@@ -38,11 +38,13 @@ class Distribution:
 
     @property
     def kind(self) -> str:
-        """core, server, platform, plugin or kernels: what the import rule goes by."""
+        """core, server, platform, plugin, conformance or kernels: what the import rule goes by."""
         first, *rest = self.relative_folder.split("/")
         if rest and rest[0].startswith("kernels-"):
             return "kernels"
-        return {"platforms": "platform", "plugins": "plugin"}.get(first, first.split("-")[0])
+        return {"platforms": "platform", "plugins": "plugin", "tests": "conformance"}.get(
+            first, first.split("-")[0]
+        )
 
     @property
     def requirements(self) -> list[str]:

@@ -32,6 +32,8 @@ class Op:
     reference: Callable[..., Any]
     example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]]
     tolerances: Mapping[torch.dtype, Tolerance] = field(default_factory=lambda: DEFAULT_TOLERANCES)
+    overwrites: tuple[int, ...] = ()
+    """Places of the arguments that an implementation may overwrite, because no caller looks at them again."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,11 @@ Reference = TypeVar("Reference", bound=Callable[..., Any])
 
 def _op(
     example_inputs: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]],
+    overwrites: tuple[int, ...] = (),
 ) -> Callable[[Reference], Reference]:
     def declare(reference: Reference) -> Reference:
-        OPS[reference.__name__] = Op(reference.__name__, reference, example_inputs)
+        name = reference.__name__
+        OPS[name] = Op(name, reference, example_inputs, overwrites=overwrites)
         return reference
 
     return declare
@@ -111,7 +115,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * normed.to(x.dtype)
 
 
-@_op(lambda g, dtype: (_randn(g, dtype, 7, 96), _randn(g, dtype, 7, 96), _randn(g, dtype, 96), 1e-6))
+@_op(
+    lambda g, dtype: (_randn(g, dtype, 7, 96), _randn(g, dtype, 7, 96), _randn(g, dtype, 96), 1e-6),
+    overwrites=(0, 1),
+)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +134,7 @@ def _rotary_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     return _randn(g, dtype, 7, 4, 24), _randn(g, dtype, 7, 2, 24), positions, table
 
 
-@_op(_rotary_inputs)
+@_op(_rotary_inputs, overwrites=(0, 1))
 def rotary(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

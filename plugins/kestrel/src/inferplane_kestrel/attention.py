@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec
 from inferplane_kestrel.device import kernel
 
@@ -17,9 +17,10 @@ class KestrelAttention(AttentionBackend):
     name = "kestrel_paged"
 
     @classmethod
-    def unsupported_reason(cls, layer: AttentionLayer, dtype: str) -> str | None:
-        if type(layer.spec) is not FullAttentionSpec:
-            return f"computes full attention only, not {type(layer.spec).__name__}"
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        layer = query.layer
+        if type(layer.spec) is not FullAttentionSpec or layer.soft_cap is not None or layer.has_sinks:
+            return f"computes plain full attention only, not {type(layer.spec).__name__}, soft caps or sinks"
         return None
 
     @classmethod
@@ -37,6 +38,8 @@ class KestrelAttention(AttentionBackend):
         v: torch.Tensor,
         kv: torch.Tensor,
         metadata: Any,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         inputs: AttentionInputs = metadata
         _store(k, v, kv, inputs.slot_mapping)

@@ -73,6 +73,12 @@ class KestrelTensor(torch.Tensor):
         _connected[index].hold(tensor, memory)
         return tensor
 
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __repr__(self, *args: Any, **kwargs: Any) -> str:
+        return f"{self.cpu()!r} on {self.device}"
+
     @classmethod
     def __torch_dispatch__(
         cls, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -174,9 +180,10 @@ class _CardModule:
 
 
 @functools.cache
-def _register() -> torch.library.Library:
-    """Once a process. Registrations live as long as the library that is returned."""
+def _register() -> tuple[torch.library.Library, ...]:
+    """Once a process. Registrations live as long as the libraries that are returned."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, _CardModule())
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(_dispatch, "PrivateUse1")
-    return library
+    everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    everything.fallback(_dispatch, "PrivateUse1")
+    aten.impl("copy_", _copy, "PrivateUse1")  # torch.tensor() calls it in a way that no fallback can answer
+    return everything, aten

@@ -1,0 +1,1 @@
+"""The conformance kit: tests that every platform passes, whoever wrote it."""

@@ -1,0 +1,94 @@
+"""Level 2: every op that the platform brings, and every reference that runs on its device for want of one.
+
+Cases come from each op's own input generator. What is expected is the reference body in float64 on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from inferplane.api.ops import OPS, Op
+from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.subject import Subject
+
+SEEDS = range(5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", ["whole", "strided"])
+@pytest.mark.parametrize("name", OPS)
+def test_op(subject: Subject, name: str, dtype: torch.dtype, layout: str) -> None:
+    """Each implementation that says it can, and the one that is used."""
+    implementations = usable(subject, name, dtype)
+    assert implementations
+    for provider, function in implementations.items():
+        for seed in SEEDS:
+            arguments = OPS[name].example_inputs(torch.Generator().manual_seed(seed), dtype)
+            expected = OPS[name].reference(*(_wide(each) for each in arguments))
+            check(subject, OPS[name], provider, function, arguments, expected, dtype, layout)
+
+
+def usable(subject: Subject, name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Implementations by who brings them: the platform's own that support the type, and the one that won."""
+    decisions = subject.plugins.op_decisions(subject.device, dtype)
+    decision = next(each for each in decisions if each.subject == f"op {name}")
+    candidates = [
+        each for each in decision.candidates if each.reason is None and each.plugin == subject.device.platform
+    ]
+    return {each.name: each.implementation for each in (*candidates, decision.chosen)}
+
+
+def check(
+    subject: Subject,
+    op: Op,
+    provider: str,
+    function: Any,
+    arguments: tuple[Any, ...],
+    expected: Any,
+    dtype: torch.dtype,
+    layout: str,
+) -> None:
+    runtime = subject.runtime
+    on_device = [
+        runtime.to_device(each.clone()) if isinstance(each, torch.Tensor) else each for each in arguments
+    ]
+    if layout == "strided":
+        on_device[0] = _with_gaps(on_device[0])
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    poison(subject, wanted, dtype)
+    result = function(*on_device)
+    runtime.synchronize()
+    results = result if isinstance(result, tuple) else (result,)
+    assert len(results) == len(wanted), f"{provider} returns {len(results)} results"
+    where = f"{op.name} of {provider} in {dtype}"
+    for index, (found, want) in enumerate(zip(results, wanted)):
+        assert found.device == runtime.torch_device, f"{where}: result {index} is on {found.device}"
+        assert_close(runtime.to_host(found), want, op.tolerances[dtype], f"{where}, result {index}")
+    for index, (before, after) in enumerate(zip(arguments, on_device)):
+        if isinstance(before, torch.Tensor) and index not in op.overwrites:
+            assert torch.equal(runtime.to_host(after), before), f"{where}: argument {index} was changed"
+
+
+def poison(subject: Subject, like: tuple[torch.Tensor, ...], dtype: torch.dtype) -> None:
+    """Leaves NaN in the memory that an allocator is likely to hand out next, so that what is not written shows."""
+    for tensor in like:
+        rubbish = torch.empty(tensor.shape, dtype=dtype, device=subject.runtime.torch_device)
+        rubbish.fill_(float("nan"))
+
+
+def _with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers with room between the rows, as a slice of a fused product has them."""
+    *rows, columns = tensor.shape
+    wide = torch.empty((*rows, columns + 8), dtype=tensor.dtype, device=tensor.device)
+    wide.fill_(float("nan") if tensor.is_floating_point() else 0)
+    view = wide[..., :columns]
+    view.copy_(tensor)
+    return view
+
+
+def _wide(value: Any) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_float else value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,135 @@
+"""Level 3: each attention backend over requests that live through several steps, against float64 and brute force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
+from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane_conformance.attention_oracle import attend
+from inferplane_conformance.attention_steps import Requests
+from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.subject import Subject
+
+BLOCK_SIZES = (16, 32, 64)
+"""Tried besides the platform's own; one that the backend refuses is left out."""
+TOLERANCES = {torch.float32: (1e-4, 2e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer without its spec."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    soft_cap: float | None = None
+    has_sinks: bool = False
+
+
+SHAPES = {
+    "grouped": Shape(),
+    "as many KV heads": Shape(num_kv_heads=4),
+    "one KV head": Shape(num_heads=6, num_kv_heads=1, head_dim=32),
+    "head of 128": Shape(num_heads=2, num_kv_heads=1, head_dim=128),
+    "head of 80": Shape(head_dim=80),
+    "soft cap": Shape(soft_cap=3.0),
+    "sinks": Shape(has_sinks=True),
+    "soft cap and sinks": Shape(soft_cap=2.0, has_sinks=True),
+}
+SPECS: dict[str, tuple[type[AttentionSpec], dict[str, int]]] = {
+    "full": (FullAttentionSpec, {}),
+    "window of 5": (SlidingWindowSpec, {"window": 5}),
+    "window of 32": (SlidingWindowSpec, {"window": 32}),
+    "chunk of 24": (ChunkedLocalSpec, {"chunk": 24}),
+}
+
+
+def make_layer(shape: Shape, spec: str, block_size: int, dtype: torch.dtype) -> AttentionLayer:
+    spec_class, settings = SPECS[spec]
+    name = str(dtype).removeprefix("torch.")
+    made = spec_class(
+        block_size=block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=name,
+        **settings,
+    )
+    return AttentionLayer(
+        name="layer",
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        scale=shape.head_dim**-0.5,
+        spec=made,
+        soft_cap=shape.soft_cap,
+        has_sinks=shape.has_sinks,
+    )
+
+
+def backends(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> list[type[AttentionBackend]]:
+    """Those that would serve the layer: the platform's own that say so, and the one that is used."""
+    query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=dtype, device=subject.device)
+    decision = subject.plugins.attention_decision(query)
+    own = [
+        each.implementation
+        for each in decision.candidates
+        if each.reason is None and each.plugin == subject.device.platform
+    ]
+    return list(dict.fromkeys([*own, decision.chosen.implementation]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention(subject: Subject, dtype: torch.dtype, shape: str, spec: str) -> None:
+    """Rows are right whatever else is in the step, and what a request stored is what it finds later."""
+    default = make_layer(SHAPES[shape], spec, platform_block_size(subject), dtype)
+    for block_size in dict.fromkeys((default.spec.block_size, *BLOCK_SIZES)):
+        layer = replace(default, spec=replace(default.spec, block_size=block_size))
+        if block_size != default.spec.block_size and not takes(subject, layer, dtype):
+            continue
+        for backend in backends(subject, layer, dtype):
+            run(subject, backend, layer, dtype)
+
+
+def takes(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> bool:
+    """Whether the platform has a backend of its own for a block size that it did not choose."""
+    return any(backend.name != "reference" for backend in backends(subject, layer, dtype))
+
+
+def platform_block_size(subject: Subject) -> int:
+    from inferplane.config import EngineArgs
+
+    return int(subject.platform.config_defaults(EngineArgs(), subject.device, "float32")["block_size"])
+
+
+def run(subject: Subject, backend: type[AttentionBackend], layer: AttentionLayer, dtype: torch.dtype) -> None:
+    runtime, generator = subject.runtime, torch.Generator().manual_seed(0)
+    requests = Requests(layer, dtype, generator)
+    kv = backend.allocate_kv(layer, requests.num_blocks, dtype, runtime.torch_device)
+    assert kv.device == runtime.torch_device
+    taken = kv.numel() * kv.element_size()
+    assert taken == layer.spec.block_bytes * requests.num_blocks, f"{backend.name} takes {taken} bytes"
+    if kv.is_floating_point():
+        kv.fill_(float("nan"))  # a slot that is read before it is written shows
+    sinks = torch.randn(layer.num_heads, generator=generator) if layer.has_sinks else None
+    device_sinks = None if sinks is None else runtime.to_device(sinks)
+    instance = backend()
+    for number, step in enumerate(requests.steps(runtime)):
+        before = [runtime.to_host(each).clone() for each in (step.q, step.k, step.v)]
+        metadata = instance.build_metadata(step.inputs)
+        out = instance.forward(layer, step.q, step.k, step.v, kv, metadata, sinks=device_sinks)
+        where = f"{backend.name}, blocks of {layer.spec.block_size}, step {number}"
+        assert out.dtype == dtype, f"{where}: {out.dtype} instead of {dtype}"
+        for tensor, was in zip((step.q, step.k, step.v), before):
+            assert torch.equal(runtime.to_host(tensor), was), f"{where}: q, k or v was changed"
+        found = runtime.to_host(out)
+        for index, (request, rows) in enumerate(step.members):
+            done = request.num_done
+            queries = request.q[done - (rows.stop - rows.start) : done]
+            expected = attend(layer, queries, request.k[:done], request.v[:done], sinks)
+            assert_close(found[rows], expected, TOLERANCES[dtype], f"{where}, request {index}")

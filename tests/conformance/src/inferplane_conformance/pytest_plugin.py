@@ -1,0 +1,118 @@
+"""The kit inside pytest: its fixtures, what may weaken a test, and the report at the end.
+
+``inferplane conform`` makes it; a vendor's own test run can do the same with ``pytest.main``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferplane_conformance.expected_failures import Xfail, read_xfails, stale_xfails
+from inferplane_conformance.level import level_of
+from inferplane_conformance.report import Report, Result, describe_subject
+from inferplane_conformance.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitOptions:
+    device: str
+    levels: tuple[int, ...]
+    report: Path | None = None
+    soak_s: float = 10.0
+
+
+class KitPlugin:
+    """One run over one device."""
+
+    def __init__(self, options: KitOptions) -> None:
+        self.options = options
+        self._subject = Subject(options.device)
+        self.xfails: list[Xfail] = read_xfails(self._subject.package)
+        self.results: list[Result] = []
+        self._llama_folder: Path | None = None
+        self._started = time.time()
+
+    # -- fixtures
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return self._subject
+
+    @pytest.fixture
+    def kit_options(self) -> KitOptions:
+        return self.options
+
+    @pytest.fixture
+    def llama_folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A random model, small enough for every device; one for the run."""
+        if self._llama_folder is None:
+            from inferplane_conformance.tiny_llama import write_tiny_llama
+
+            self._llama_folder = write_tiny_llama(tmp_path_factory.mktemp("model"))
+        return self._llama_folder
+
+    @pytest.fixture(params=["float32", "bfloat16", "float16"])
+    def dtype(self, request: pytest.FixtureRequest, subject: Subject) -> Any:
+        """Each type that the platform takes; one that its `validate_config` refuses is skipped with its words."""
+        import torch
+
+        dtype = getattr(torch, request.param)
+        if fault := subject.dtype_fault(dtype):
+            pytest.skip(f"the platform refuses {request.param}: {fault}")
+        return dtype
+
+    # -- what may weaken a test
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for marker in item.iter_markers("needs"):
+                if not self._subject.has(marker.args[0]):
+                    item.add_marker(pytest.mark.skip(reason=f"the device declares no {marker.args[0]}"))
+            for xfail in self.xfails:
+                if xfail.matches(_id(item.nodeid)):
+                    item.add_marker(pytest.mark.xfail(reason=xfail.reason, strict=True))
+
+    # -- results
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report: pytest.TestReport = yield
+        if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
+            self.results.append(Result.of(report, level_of(item.path.name), _id(item.nodeid)))
+        elif report.when == "teardown" and report.failed:
+            self.results.append(Result.of(report, level_of(item.path.name), f"{_id(item.nodeid)} (teardown)"))
+        return report
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if self.options.report is not None:
+            report = Report(
+                subject=describe_subject(self._subject),
+                has_passed=exitstatus == 0,
+                levels=list(self.options.levels),
+                xfails=self.xfails,
+                results=self.results,
+                seconds=time.time() - self._started,
+            )
+            report.write(self.options.report)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        facts = describe_subject(self._subject)
+        terminalreporter.section(f"conformance of {facts['device']} ({facts['distribution']})")
+        for level in self.options.levels:
+            terminalreporter.line(Report.level_line(level, self.results))
+        if facts["num_lines"]:
+            terminalreporter.line(
+                f"source: {facts['num_lines']} lines, {facts['shared_percent']:.1f} % shared with the core"
+            )
+        for stale in stale_xfails(self.xfails, [result.test for result in self.results], self.options.levels):
+            terminalreporter.line(f"xfail for {stale.test!r} matches no test of these levels", yellow=True)
+
+
+def _id(node_id: str) -> str:
+    """``level_2_ops.py::test_op[rms_norm-float32]`` wherever the kit is installed."""
+    return node_id.rpartition("/")[2]

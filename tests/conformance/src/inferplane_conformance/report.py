@@ -1,0 +1,109 @@
+"""The report of a run: JSON for machines, a page of HTML made from it for people."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from inferplane.api import API_VERSION
+from inferplane_conformance.html_page import render_page
+from inferplane_conformance.level import LEVELS
+from inferplane_conformance.source.shared_lines import count_lines, shared_lines
+
+if TYPE_CHECKING:
+    import pytest
+
+    from inferplane_conformance.expected_failures import Xfail
+    from inferplane_conformance.subject import Subject
+
+FORM = 1
+"""Of the JSON: another number when a field changes its meaning."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one test."""
+
+    level: int
+    test: str
+    outcome: str
+    """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
+    reason: str
+    """Why it was skipped, is expected to fail, or failed (its last lines)."""
+    seconds: float
+
+    @classmethod
+    def of(cls, report: pytest.TestReport, level: int, test: str) -> Self:
+        if hasattr(report, "wasxfail") and report.skipped:
+            return cls(level, test, "xfailed", report.wasxfail, report.duration)
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            return cls(level, test, "skipped", reason.removeprefix("Skipped: "), report.duration)
+        reason = "" if report.passed else report.longreprtext[-2000:]
+        return cls(level, test, report.outcome, reason, report.duration)
+
+
+@dataclass(frozen=True)
+class Report:
+    subject: dict[str, Any]
+    has_passed: bool
+    levels: list[int]
+    xfails: list[Xfail]
+    results: list[Result]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "form": FORM,
+            "passed": self.has_passed,
+            "subject": self.subject,
+            "levels": {str(level): _counts(level, self.results) for level in self.levels},
+            "xfails": [asdict(xfail) for xfail in self.xfails],
+            "seconds": round(self.seconds, 1),
+            "results": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in self.results],
+        }
+
+    def write(self, file: Path) -> None:
+        """``file`` and beside it the page, with the suffix ``.html``."""
+        content = self.as_json()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.with_suffix(".html").write_text(render_page(content), encoding="utf-8")
+
+    @staticmethod
+    def level_line(level: int, results: Sequence[Result]) -> str:
+        counts = _counts(level, results)
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+        return f"level {level} {LEVELS[level]}: {parts or 'nothing ran'}"
+
+
+def _counts(level: int, results: Sequence[Result]) -> dict[str, int]:
+    found = Counter(result.outcome for result in results if result.level == level)
+    return {outcome: found[outcome] for outcome in ("passed", "failed", "skipped", "xfailed")}
+
+
+def describe_subject(subject: Subject) -> dict[str, Any]:
+    """What was tested, by what, on what."""
+    record, device = subject.record, subject.device
+    files = subject.source_files
+    return {
+        "platform": device.platform,
+        "device": f"{device.platform}:{device.index} ({device.name})",
+        "num_devices": subject.num_devices,
+        "capabilities": list(device.capabilities),
+        "distribution": f"{record.distribution} {record.version}",
+        "plugin_api": record.api,
+        "num_lines": count_lines(files),
+        "shared_percent": 100.0 * shared_lines(files).share,
+        "core": version("inferplane"),
+        "core_api": ".".join(map(str, API_VERSION)),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+    }

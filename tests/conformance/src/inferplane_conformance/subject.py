@@ -1,0 +1,107 @@
+"""What is under test: one device, the plugin that serves it, and the plugin's source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inferplane.api import DeviceDescriptor, DeviceRuntime, Platform
+from inferplane.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig
+from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, load_plugins
+
+if TYPE_CHECKING:
+    import torch
+
+MODEL = ModelConfig(
+    model="conformance",
+    path="",
+    hf_config={"hidden_size": 64, "intermediate_size": 160, "vocab_size": 320},
+    architecture="LlamaForCausalLM",
+    dtype="float32",
+    max_model_len=256,
+    vocab_size=320,
+)
+"""Of a configuration for tests that load no model."""
+
+
+class Subject:
+    """Made from what ``--device`` says. Raises `PluginError` for a device that is not there, with the cause."""
+
+    def __init__(self, requested: str) -> None:
+        self.plugins: PluginSet = load_plugins()
+        self.device: DeviceDescriptor = self.plugins.select_device(requested)
+        self.platform: Platform = self.plugins.platform(self.device)
+
+    @property
+    def name(self) -> str:
+        """What ``--device`` takes."""
+        return f"{self.device.platform}:{self.device.index}"
+
+    @property
+    def record(self) -> PluginRecord:
+        return next(each for each in self.plugins.records if each.name == self.device.platform)
+
+    def has(self, capability: str) -> bool:
+        return self.device.capabilities.has(capability)
+
+    @cached_property
+    def num_devices(self) -> int:
+        """Of the platform, from the selected one on."""
+        supported = next(each for each in self.plugins.probe() if each.platform == self.device.platform)
+        return len([each for each in supported.devices if each.index >= self.device.index])
+
+    @property
+    def can_be_two(self) -> bool:
+        """Whether a model can be split over two ranks here: on two devices, or both in host memory."""
+        return self.num_devices >= 2 or self.runtime.is_host_memory
+
+    @cached_property
+    def runtime(self) -> DeviceRuntime:
+        """Set up as rank 0 of one."""
+        runtime = self.platform.device_runtime(self.device)
+        runtime.set_up(self.config("float32"), rank=0)
+        return runtime
+
+    def config(self, dtype: str) -> EngineConfig:
+        """A configuration for this device without a model behind it."""
+        device = DeviceConfig(platform=self.device.platform, index=self.device.index)
+        return EngineConfig(model=replace(MODEL, dtype=dtype), device=device)
+
+    def dtype_fault(self, dtype: torch.dtype) -> str | None:
+        """Why the platform refuses to run models of this type, in its own words; None when it does not."""
+        try:
+            self.platform.validate_config(self.config(str(dtype).removeprefix("torch.")), self.device)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    # -- the plugin's own package
+
+    @cached_property
+    def entry_point(self) -> EntryPoint | None:
+        """None for the core's own reference platform, which needs none."""
+        return next(iter(entry_points(group=ENTRY_POINT_GROUP, name=self.device.platform)), None)
+
+    @property
+    def distribution(self) -> Distribution | None:
+        return self.entry_point.dist if self.entry_point else None
+
+    @cached_property
+    def package(self) -> Path | None:
+        """The folder of the package that holds the plugin's module."""
+        if self.entry_point is None:
+            return None
+        top = self.entry_point.module.partition(".")[0]
+        spec = find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        return Path(next(iter(spec.submodule_search_locations)))
+
+    @cached_property
+    def source_files(self) -> list[Path]:
+        """Every Python file of the plugin's package."""
+        return sorted(self.package.rglob("*.py")) if self.package else []
