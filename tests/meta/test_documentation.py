@@ -27,6 +27,8 @@ COMMANDS = {
     "inferplane bench startup",
     "inferplane conform",
     "inferplane plugins list",
+    "inferplane plugins doctor",
+    "inferplane plugins explain",
     "inferplane models list",
     "inferplane models pull",
     "inferplane collect-env",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inferplane.api.device import DeviceDescriptor, DeviceRuntime
     from inferplane.api.worker import Worker
     from inferplane.config import EngineArgs, EngineConfig
+    from inferplane.config.defaults import ConfigPatch
 
 
 class Platform(ABC):
@@ -21,12 +22,20 @@ class Platform(ABC):
     @abstractmethod
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, Any] | ConfigPatch:
         """Values for the arguments that the user left open. Keys are fields of `EngineArgs`.
 
         ``dtype`` (asked as "auto"), ``block_size``, ``max_num_seqs`` and ``max_num_batched_tokens`` must be among
-        them; values for arguments that the user set are ignored. ``checkpoint_dtype`` is that of the stored weights.
+        them; values for arguments that the user set are ignored. ``checkpoint_dtype`` is that of the stored weights. A
+        `ConfigPatch` (`inferplane.api.config`) also says why, for ``inferplane plugins explain``.
         """
+
+    def unsupported_sampling(self) -> Mapping[str, str]:
+        """Fields of `SamplingParams` that the platform's worker does not honour, each with the reason.
+
+        A request that sets one is refused with a 400 that names the field. The core's `ModelWorker` honours them all.
+        """
+        return {}
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
         """Raises `ConfigError` for what this device cannot do. Before weights are loaded."""

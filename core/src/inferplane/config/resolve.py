@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from inferplane.config.args import EngineArgs
@@ -20,6 +20,7 @@ from inferplane.config.engine import (
     ParallelConfig,
     SchedulerConfig,
 )
+from inferplane.config.environment import environment
 from inferplane.config.plugin_options import plugin_options
 from inferplane.request import MAX_SEED
 
@@ -92,7 +93,19 @@ def resolve_in_full(
     _check_combination(config)
     platform.validate_config(config, device)
     plugins.validate_config(config, device)
-    return Resolution(config, device, settings)
+    return Resolution(config, device, [_as_resolved(setting, config, device) for setting in settings])
+
+
+def _as_resolved(setting: Setting, config: EngineConfig, device: DeviceDescriptor) -> Setting:
+    """What the checkpoint and the plugins decided, for those that stand open in `EngineArgs`."""
+    if setting.name == "device" and setting.value is None:
+        source = "INFERPLANE_DEVICE" if environment("INFERPLANE_DEVICE") else "inferplane"
+        return Setting("device", f"{device.platform}:{device.index}", source)
+    if setting.name == "max_model_len" and setting.value is None:
+        return Setting("max_model_len", config.model.max_model_len, "model", "what it was trained for")
+    if setting.name == "plugin_options":
+        return replace(setting, value=config.plugin_options)
+    return setting
 
 
 def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugins: PluginSet) -> ModelConfig:

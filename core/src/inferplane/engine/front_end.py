@@ -43,6 +43,14 @@ class FrontEnd:
         defaults = (
             sampling_defaults(load_generation_config(source)) if args.generation_config == "auto" else {}
         )
+        device = plugins.select_device(f"{config.device.platform}:{config.device.index}")
+        unsupported = plugins.platform(device).unsupported_sampling()
+        if lost := sorted(defaults.keys() & unsupported.keys()):
+            names = ", ".join(lost)
+            logger.warning(
+                "the model recommends %s, which platform %s does not serve", names, device.platform
+            )
+        defaults = {name: value for name, value in defaults.items() if name not in unsupported}
         if defaults:
             logger.info(announcement(defaults))
         inputs = InputProcessor(
@@ -51,6 +59,7 @@ class FrontEnd:
             vocab_size=config.model.vocab_size,
             eos_token_ids=sorted(tokenizer.eos_token_ids),
             logits_processors=plugins.logits_processors(),
+            unsupported=unsupported,
         )
         return cls(config, tokenizer, inputs, OutputProcessor(tokenizer), defaults)
 

@@ -81,12 +81,15 @@ class InputProcessor:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         logits_processors: Collection[str] = (),
+        unsupported: Mapping[str, str] | None = None,
     ) -> None:
+        """``unsupported``: fields of `SamplingParams` that the platform does not honour, each with its reason."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._logits_processors = frozenset(logits_processors)
+        self._unsupported = dict(unsupported or {})
         self._bad_words = BadWords(tokenizer)
         self._serials = itertools.count()
 
@@ -151,6 +154,9 @@ class InputProcessor:
 
     def _check_params(self, params: SamplingParams) -> None:
         params.check_vocabulary(self.vocab_size)
+        for name, reason in self._unsupported.items():
+            if getattr(params, name) != getattr(_NOTHING_ASKED, name):
+                raise ParameterError(name, f"{name} cannot be served here: {reason}; leave it out")
         if unknown := (params.logits_processors or {}).keys() - self._logits_processors:
             known = ", ".join(sorted(self._logits_processors)) or "none"
             raise ParameterError(
@@ -175,6 +181,9 @@ class InputProcessor:
         named = bans[0] if allowed is None else "allowed_token_ids"
         some = "every token" if allowed is None else "every token that allowed_token_ids allows"
         raise ParameterError(named, f"no token is left to choose: {' and '.join(bans)} ban {some}")
+
+
+_NOTHING_ASKED = SamplingParams()
 
 
 def _check_routing(priority: object, cache_salt: object) -> None:

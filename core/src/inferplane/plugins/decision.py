@@ -29,11 +29,15 @@ class Decision:
     candidates: tuple[Candidate, ...]
 
     @property
+    def winner(self) -> Candidate | None:
+        """None when no candidate can serve."""
+        return next((each for each in self.candidates if each.reason is None), None)
+
+    @property
     def chosen(self) -> Candidate:
         """Raises `PluginError` with every candidate's reason when none can serve."""
-        for candidate in self.candidates:
-            if candidate.reason is None:
-                return candidate
+        if (winner := self.winner) is not None:
+            return winner
         reasons = "\n".join(f"  {each.name} ({each.plugin}): {each.reason}" for each in self.candidates)
         raise PluginError(f"nothing installed can serve {self.subject}:\n{reasons or '  (no candidates)'}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -37,14 +38,15 @@ def new_manager() -> pluggy.PluginManager:
 
 
 def discover(
-    manager: pluggy.PluginManager, quiet: bool = False
+    manager: pluggy.PluginManager, quiet: bool = False, only: Collection[str] | None = None
 ) -> tuple[dict[str, PluginRecord], list[PluginRecord]]:
     """Loads every plugin that is installed, the core's own first, and registers the sound ones under their names.
 
     Returns the records by name, and those refused because their name was taken. A plugin that fails or is refused
-    is one warning, unless ``quiet``.
+    is one warning, unless ``quiet``. ``only`` leaves out, unimported, every plugin that is not named in it.
     """
-    found = [(entry, _blank_record(entry)) for entry in (REFERENCE, *entry_points(group=ENTRY_POINT_GROUP))]
+    entries = (each for each in entry_points(group=ENTRY_POINT_GROUP) if only is None or each.name in only)
+    found = [(entry, _blank_record(entry)) for entry in (REFERENCE, *entries)]
     found[1:] = sorted(found[1:], key=lambda pair: (pair[1].name, pair[1].distribution))
     records: dict[str, PluginRecord] = {}
     twins: list[PluginRecord] = []
@@ -58,6 +60,11 @@ def discover(
         if not (quiet or record.is_usable):
             warn(record)
     return records, twins
+
+
+def installed_names() -> list[str]:
+    """Of every plugin, without importing any; the core's own first."""
+    return list(dict.fromkeys([REFERENCE.name, *sorted(entry_points(group=ENTRY_POINT_GROUP).names)]))
 
 
 def warn(record: PluginRecord) -> None:

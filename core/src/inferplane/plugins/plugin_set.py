@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,17 @@ def load_plugins(named: Sequence[str] = (), *, quiet: bool = False) -> PluginSet
 class PluginSet:
     """Made by `load_plugins`. A hook runs when its question is first asked, and its answer is kept."""
 
-    def __init__(self, *, quiet: bool = False, probe_timeout_s: float = PROBE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        probe_timeout_s: float = PROBE_TIMEOUT_S,
+        only: Collection[str] | None = None,
+    ) -> None:
         self._manager = new_manager()
         self._quiet = quiet
         self._probe_timeout_s = probe_timeout_s
-        self._records, self._twins = discover(self._manager, quiet)
+        self._records, self._twins = discover(self._manager, quiet, only)
         self._supported: dict[str, Supported] = {}
         self._answers: dict[tuple[str, DeviceDescriptor | None], list[tuple[str, Any]]] = {}
         self._merged_answers: dict[str, dict[Any, Any]] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, Platform, ProcessGroup
+from inferplane.api.config import ConfigPatch
 
 if TYPE_CHECKING:
     from inferplane.api.config import EngineArgs
@@ -19,7 +19,7 @@ class CpuPlatform(Platform):
 
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
-    ) -> Mapping[str, Any]:
+    ) -> ConfigPatch:
         """A half-precision checkpoint stays so only where the processor multiplies it natively.
 
         Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.
@@ -29,12 +29,16 @@ class CpuPlatform(Platform):
         """
         capability = _NATIVE_PRODUCT.get(checkpoint_dtype)
         keeps_dtype = capability is not None and device.capabilities.has(capability)
-        return {
+        values = {
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
             "block_size": 16,
             "max_num_seqs": 128,
             "max_num_batched_tokens": 1024,
         }
+        reasons = {"max_num_batched_tokens": "a longer step would keep others waiting and gain 1 %"}
+        if not keeps_dtype and checkpoint_dtype != "float32":
+            reasons["dtype"] = f"the processor has no native product of {checkpoint_dtype}"
+        return ConfigPatch(values, reasons)
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
         from inferplane_cpu.runtime import CpuRuntime

@@ -1,0 +1,184 @@
+"""Who would run a model and why: the model is built and filled on the meta device, and every choice that it asks for is
+written down. No weights are needed. Imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
+from inferplane.api.comm import SoloCommunicator
+from inferplane.api.device import DeviceDescriptor
+from inferplane.api.kv import KVCacheGroup, KVCacheSpec
+from inferplane.api.linear import LinearKernel, LinearShape, Multiply
+from inferplane.api.model import BuildContext
+from inferplane.config.args import EngineArgs
+from inferplane.config.defaults import Setting
+from inferplane.config.engine import EngineConfig
+from inferplane.config.resolve import resolve_in_full
+from inferplane.engine.kv_sizing import group_layers
+from inferplane.kvcache.managers import manager_class_for
+from inferplane.layers import walk_layers
+from inferplane.models.registry import build_model
+from inferplane.plugins.decision import Decision
+from inferplane.plugins.plugin_set import PluginSet
+from inferplane.plugins.resolution import make_op_table
+from inferplane.reference.attention import ReferenceAttention
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision, and everything that it was made for."""
+
+    kind: str
+    """``op``, ``attention`` or ``linear``."""
+    subjects: tuple[str, ...]
+    """Names of the op or of the layers, which are alike in all that matters to a provider."""
+    detail: str
+    """What the providers were asked about."""
+    decision: Decision
+
+    def losing_reason(self, index: int) -> str:
+        """Why the candidate of that index did not win."""
+        candidate, winner = self.decision.candidates[index], self.decision.winner
+        if candidate.reason is not None or winner is None:
+            return candidate.reason or ""
+        if candidate.priority < winner.priority:
+            return f"could serve too, with priority {candidate.priority} below {winner.priority}"
+        return f"could serve too, with the same priority; {winner.plugin} comes first"
+
+
+@dataclass(frozen=True)
+class GroupOfKV:
+    """Layers that share block tables, and who keeps their books."""
+
+    layer_names: tuple[str, ...]
+    spec: KVCacheSpec
+    block_bytes: int
+    """Of one block id, over all layers of the group."""
+    manager: str | None
+    """None when nobody knows how to keep the spec; `reason` says so."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    device: DeviceDescriptor
+    config: EngineConfig
+    settings: list[Setting]
+    choices: list[Choice]
+    kv_groups: list[GroupOfKV]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether somebody serves everything."""
+        return all(each.decision.winner for each in self.choices) and all(
+            group.manager for group in self.kv_groups
+        )
+
+
+def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
+    """Raises what `resolve` and building the model raise, but not for parts that nobody can serve: those are told."""
+    resolution = resolve_in_full(args, plugins, progress=False, needs_weights=False)
+    config, device = resolution.config, resolution.device
+    dtype = getattr(torch, config.model.dtype)
+    ops = plugins.op_decisions(device, dtype)
+    recorder = _Recorder(plugins, config, device, dtype)
+    context = BuildContext(
+        config=config,
+        ops=make_op_table(ops),
+        comm=_FirstOf(config.parallel.world_size),
+        device=torch.device("meta"),
+        dtype=dtype,
+        choose_linear=recorder.choose_linear,
+        choose_attention=recorder.choose_attention,
+    )
+    model = build_model(context, plugins.models())
+    slots = [slot for layer in walk_layers(model) for slot in layer.weight_slots() if slot.is_required]
+    with torch.inference_mode():
+        model.load_weights((slot.name, torch.empty(slot.shape, device="meta")) for slot in slots)
+    by_op = [Choice("op", (each.subject.removeprefix("op "),), config.model.dtype, each) for each in ops]
+    groups = group_layers({layer.name: layer.spec for layer in model.attention_layers()})
+    return Explanation(
+        device=device,
+        config=config,
+        settings=resolution.settings,
+        choices=[*by_op, *recorder.choices()],
+        kv_groups=[_explain_group(group, plugins) for group in groups],
+    )
+
+
+class _Recorder:
+    """Answers a model's questions with stand-ins and keeps the decisions, alike ones together."""
+
+    def __init__(
+        self, plugins: PluginSet, config: EngineConfig, device: DeviceDescriptor, dtype: torch.dtype
+    ) -> None:
+        self._plugins = plugins
+        self._name = config.device.attention_backend
+        self._device = device
+        self._dtype = dtype
+        self._found: dict[tuple[Any, ...], tuple[list[str], Decision]] = {}
+
+    def choose_attention(self, layer: AttentionLayer) -> AttentionBackend:
+        query = AttentionQuery(layer=layer, dtype=self._dtype, kv_dtype=self._dtype, device=self._device)
+        decision = self._plugins.attention_decision(query, self._name)
+        extras = [f"soft cap {layer.soft_cap:g}"] if layer.soft_cap is not None else []
+        extras += ["sinks"] if layer.has_sinks else []
+        heads = f"{layer.num_heads} query and {layer.num_kv_heads} KV heads of {layer.head_dim}"
+        detail = ", ".join([heads, str(layer.spec), *extras])
+        self._note("attention", layer.name, detail, decision)
+        winner = decision.winner
+        return winner.implementation() if winner is not None else ReferenceAttention()
+
+    def choose_linear(self, shape: LinearShape) -> type[LinearKernel]:
+        bias = ", with bias" if shape.has_bias else ""
+        dtype = str(shape.dtype).removeprefix("torch.")
+        detail = f"{shape.in_features} → {shape.out_features}, {dtype}{bias}"
+        self._note("linear", shape.name, detail, self._plugins.linear_decision(shape, self._device))
+        return _NeverCalled
+
+    def _note(self, kind: str, name: str, detail: str, decision: Decision) -> None:
+        key = (kind, detail, decision.candidates)
+        self._found.setdefault(key, ([], decision))[0].append(name)
+
+    def choices(self) -> list[Choice]:
+        found = self._found.items()
+        return [
+            Choice(kind, tuple(names), detail, decision) for (kind, detail, _), (names, decision) in found
+        ]
+
+
+class _NeverCalled(LinearKernel):
+    """In place of whichever kernel won: the weights on the meta device have nothing to pack."""
+
+    name = "explained"
+
+    @classmethod
+    def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
+        return None
+
+    @classmethod
+    def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("this model was built to be explained, not to run")
+
+        return multiply
+
+
+class _FirstOf(SoloCommunicator):
+    """Rank 0 of a group that is not there: it tells layers what share of a weight they keep."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+
+def _explain_group(group: KVCacheGroup, plugins: PluginSet) -> GroupOfKV:
+    try:
+        manager, reason = manager_class_for(group.spec, plugins.kv_cache_specs()).__name__, None
+    except LookupError as error:
+        manager, reason = None, str(error)
+    return GroupOfKV(group.layer_names, group.spec, group.block_bytes, manager, reason)
