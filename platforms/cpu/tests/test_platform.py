@@ -20,6 +20,7 @@ from inferplane.config import DeviceConfig, ModelConfig, ParallelConfig
 from inferplane.plugins import load_plugins
 from inferplane_cpu import runtime as runtime_module
 from inferplane_cpu.cores import allowed_cores, usable_cores
+from inferplane_cpu.ops import OP_IMPLEMENTATIONS
 from inferplane_cpu.platform import CpuPlatform
 from inferplane_cpu.processor import read_processor
 from inferplane_cpu.runtime import CpuRuntime
@@ -77,7 +78,11 @@ def test_probing_imports_no_torch() -> None:
 def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
     plugins = load_plugins(quiet=True)
     found = plugins.select_device("cpu")
-    assert all(d.chosen.plugin == "cpu" for d in plugins.op_decisions(found, torch.float32))
+    ops = {
+        decision.subject.removeprefix("op "): decision
+        for decision in plugins.op_decisions(found, torch.float32)
+    }
+    assert {impl.op for impl in OP_IMPLEMENTATIONS} == {op for op in ops if ops[op].chosen.plugin == "cpu"}
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
     layer = AttentionLayer(name="l", num_heads=4, num_kv_heads=2, head_dim=64, scale=0.1, spec=spec)
     query = AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=found)
