@@ -43,7 +43,7 @@ def _choice_lines(choice: Choice) -> Iterator[str]:
 
 def _group_lines(group: GroupOfKV) -> Iterator[str]:
     kept = f"kept by {group.manager}" if group.manager else f"NOBODY keeps it: {group.reason}"
-    yield f"  {_counted(group.layer_names)} ({group.spec}, {group.block_bytes} bytes a block): {kept}"
+    yield f"  {_counted(group.layer_names)} ({group.spec}, blocks of pool {group.pool}): {kept}"
 
 
 def _counted(names: tuple[str, ...]) -> str:
@@ -63,7 +63,8 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
             {
                 "layers": list(group.layer_names),
                 "spec": {"class": type(group.spec).__name__, **asdict(group.spec)},
-                "block_bytes": group.block_bytes,
+                "block_bytes": group.spec.block_bytes,
+                "pool": group.pool,
                 "manager": group.manager,
                 "reason": group.reason,
             }

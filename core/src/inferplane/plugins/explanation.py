@@ -19,7 +19,7 @@ from inferplane.config.args import EngineArgs
 from inferplane.config.defaults import Setting
 from inferplane.config.engine import EngineConfig
 from inferplane.config.resolve import resolve_in_full
-from inferplane.engine.kv_sizing import group_layers
+from inferplane.engine.kv_grouping import group_layers
 from inferplane.kvcache.managers import manager_class_for
 from inferplane.layers import walk_layers
 from inferplane.models.registry import build_model
@@ -57,8 +57,8 @@ class GroupOfKV:
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
-    block_bytes: int
-    """Of one block id, over all layers of the group."""
+    pool: int
+    """The pool of blocks that it shares with the other groups of this number."""
     manager: str | None
     """None when nobody knows how to keep the spec; `reason` says so."""
     reason: str | None = None
@@ -101,7 +101,8 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
     with torch.inference_mode():
         model.load_weights((slot.name, torch.empty(slot.shape, device="meta")) for slot in slots)
     by_op = [Choice("op", (each.subject.removeprefix("op "),), config.model.dtype, each) for each in ops]
-    groups = group_layers({layer.name: layer.spec for layer in model.attention_layers()})
+    specs = {layer.name: layer.spec for layer in model.attention_layers()}
+    groups = group_layers(specs, config.model.max_model_len, config.scheduler.max_num_batched_tokens)
     return Explanation(
         device=device,
         config=config,
@@ -181,4 +182,4 @@ def _explain_group(group: KVCacheGroup, plugins: PluginSet) -> GroupOfKV:
         manager, reason = manager_class_for(group.spec, plugins.kv_cache_specs()).__name__, None
     except LookupError as error:
         manager, reason = None, str(error)
-    return GroupOfKV(group.layer_names, group.spec, group.block_bytes, manager, reason)
+    return GroupOfKV(group.layer_names, group.spec, group.pool, manager, reason)

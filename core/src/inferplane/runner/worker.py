@@ -16,7 +16,7 @@ from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.api.model import BuildContext, Model
 from inferplane.api.worker import PendingStep, Worker, WorkerContext
-from inferplane.engine.kv_sizing import group_layers
+from inferplane.engine.kv_grouping import group_layers
 from inferplane.plan import StepPlan
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
@@ -128,7 +128,11 @@ class ModelWorker(Worker):
 
     def _run_largest_step(self) -> None:
         config = self.config
-        kv_config = KVCacheConfig(1, group_layers(self.kv_cache_specs()))
+        max_model_len, max_step_tokens = (
+            self.config.model.max_model_len,
+            self.config.scheduler.max_num_batched_tokens,
+        )
+        kv_config = KVCacheConfig(1, group_layers(self.kv_cache_specs(), max_model_len, max_step_tokens))
         longest = min(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
         runner = self._make_runner(kv_config, longest)
         plan = largest_plan(config, [group.spec.block_size for group in kv_config.groups])
