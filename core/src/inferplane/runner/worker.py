@@ -128,11 +128,10 @@ class ModelWorker(Worker):
 
     def _run_largest_step(self) -> None:
         config = self.config
-        max_model_len, max_step_tokens = (
-            self.config.model.max_model_len,
-            self.config.scheduler.max_num_batched_tokens,
-        )
-        kv_config = KVCacheConfig(1, group_layers(self.kv_cache_specs(), max_model_len, max_step_tokens))
+        max_step_tokens = config.scheduler.max_num_batched_tokens
+        groups = group_layers(self.kv_cache_specs(), config.model.max_model_len, max_step_tokens)
+        more_pools = (1,) * (len({group.pool for group in groups}) - 1)
+        kv_config = KVCacheConfig(1, groups, more_pools)
         longest = min(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
         runner = self._make_runner(kv_config, longest)
         plan = largest_plan(config, [group.spec.block_size for group in kv_config.groups])
