@@ -16,6 +16,36 @@ Multiply = Callable[["torch.Tensor"], "torch.Tensor"]
 """``[num_tokens, in_features] -> [num_tokens, out_features]``, same dtype, bias included."""
 
 
+class FusedMultiply(ABC):
+    """A `Multiply` that also does what stands before and after it, where that saves work.
+
+    A layer asks once, when it has its weight, whether it got one. It must be right for any number of rows, and may
+    compose where fusing does not pay.
+    """
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def after_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of what the op ``add_rms_norm`` makes of its arguments, and ``x + residual``, or x without one.
+
+        With ``is_gated`` the product goes through the op ``silu_and_mul``. x and residual may be overwritten.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """The op ``silu_and_mul`` of the product."""
+
+
 @dataclass(frozen=True)
 class LinearShape:
     """One weight on this rank, before it is packed."""
@@ -44,5 +74,6 @@ class LinearKernel(ABC):
         """``weight: [out_features, in_features]`` and ``bias: [out_features]``, on the device.
 
         The returned function owns whatever it needs; the layer keeps neither tensor, so that a packed weight does
-        not cost its memory twice. The weight may be shared with an embedding and must not be changed.
+        not cost its memory twice. It may be a `FusedMultiply`. The weight may be shared with an embedding and must not
+        be changed.
         """

@@ -26,6 +26,7 @@ class GatedActivation(Layer):
             raise ModelLoadError(
                 f"hidden_act {name!r} is not known for a gated block; known: {', '.join(ops)}"
             )
+        self.is_silu = name == "silu"
         self._op = ops[name]
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:

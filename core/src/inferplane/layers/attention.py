@@ -12,6 +12,9 @@ from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.layer import Layer
 
+QKNorm = tuple[torch.Tensor, torch.Tensor, float]
+"""(weight of q, weight of k, eps) of norms on each head, each weight ``[head_dim]``."""
+
 
 class Attention(Layer):
     """Causal attention. ``num_heads`` and ``num_kv_heads`` count this rank's."""
@@ -51,7 +54,11 @@ class Attention(Layer):
         )
         self.backend = ctx.choose_attention(self.description)
         self._name = prefix
-        self._forward = self.backend.forward if sinks is None else partial(self.backend.forward, sinks=sinks)
+        self._forward = self.backend.forward
+        self._rotary_forward = self.backend.rotary_forward
+        if sinks is not None:
+            self._forward = partial(self._forward, sinks=sinks)
+            self._rotary_forward = partial(self._rotary_forward, sinks=sinks)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
@@ -62,6 +69,21 @@ class Attention(Layer):
         """
         name = self._name
         return self._forward(self.description, q, k, v, batch.kv[name], batch.metadata[name])
+
+    def rotary(
+        self, qkv: torch.Tensor, batch: ForwardBatch, cos_sin: torch.Tensor, qk_norm: QKNorm | None
+    ) -> torch.Tensor:
+        """Norms, rotation and attention of a packed projection in one, by a backend with ``fuses_rotary``."""
+        name = self._name
+        return self._rotary_forward(
+            self.description,
+            qkv,
+            batch.positions,
+            cos_sin,
+            batch.kv[name],
+            batch.metadata[name],
+            qk_norm=qk_norm,
+        )
 
 
 def _spec(

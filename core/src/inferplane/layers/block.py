@@ -6,7 +6,9 @@ import torch
 
 from inferplane.api.model import ForwardBatch
 from inferplane.layers.layer import Layer
+from inferplane.layers.mlp import GatedMLP
 from inferplane.layers.norm import Norm
+from inferplane.layers.self_attention import SelfAttention
 
 Stream = tuple[torch.Tensor, torch.Tensor | None]
 """``(hidden, residual)``, whose sum is the hidden state: it is left to the next norm, which makes both in one op."""
@@ -38,10 +40,18 @@ class SequentialBlock(Layer):
         self._residual_scale = residual_scale
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
-        hidden, residual = _enter(self.attention_norm, hidden, residual)
-        hidden = self._leave(self.post_attention_norm, self.attention(hidden, batch))
-        hidden, residual = _enter(self.mlp_norm, hidden, residual)
-        return self._leave(self.post_mlp_norm, self.mlp(hidden)), residual
+        if self.attention_norm is not None and isinstance(self.attention, SelfAttention):
+            hidden, residual = self.attention.after_norm(self.attention_norm, hidden, residual, batch)
+        else:
+            hidden, residual = _enter(self.attention_norm, hidden, residual)
+            hidden = self.attention(hidden, batch)
+        hidden = self._leave(self.post_attention_norm, hidden)
+        if self.mlp_norm is not None and isinstance(self.mlp, GatedMLP):
+            hidden, residual = self.mlp.after_norm(self.mlp_norm, hidden, residual)
+        else:
+            hidden, residual = _enter(self.mlp_norm, hidden, residual)
+            hidden = self.mlp(hidden)
+        return self._leave(self.post_mlp_norm, hidden), residual
 
     def _leave(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
         if norm is not None:

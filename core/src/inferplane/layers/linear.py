@@ -10,9 +10,10 @@ from functools import partial
 
 import torch
 
-from inferplane.api.linear import LinearShape, Multiply
+from inferplane.api.linear import FusedMultiply, LinearShape, Multiply
 from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.norm import Norm, RMSNorm
 from inferplane.layers.parallel import Rows, Share, even_share, stacked_rows, whole
 
 
@@ -44,6 +45,8 @@ class Linear(Layer):
         self._weight: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._multiply: Multiply = self._not_loaded
+        self.fused: FusedMultiply | None = None
+        """The multiplication, where it can take norm or activation along; known once the weight is loaded."""
 
     @property
     def name(self) -> str:
@@ -80,10 +83,21 @@ class Linear(Layer):
         self._weight = self._bias = None
         shape = LinearShape(self.name, self.in_features, self.out_features, self._ctx.dtype, bias is not None)
         self._multiply = self._ctx.choose_linear(shape).prepare(weight, bias)
+        if isinstance(self._multiply, FusedMultiply):
+            self.fused = self._multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, in_features] -> [num_tokens, out_features]``"""
         return self._multiply(x)
+
+    def after_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of ``norm(x + residual)``, and that sum; in one step where kernel and norm allow it."""
+        if self.fused is not None and isinstance(norm, RMSNorm):
+            return self.fused.after_add_rms_norm(x, residual, norm.weight, norm.eps, is_gated=False)
+        x, residual = norm.add(x, residual)
+        return self(x), residual
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._ctx.dtype, device=self._ctx.device)

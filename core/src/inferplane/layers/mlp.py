@@ -8,6 +8,7 @@ from inferplane.api.model import BuildContext
 from inferplane.layers.activation import GatedActivation, activation
 from inferplane.layers.layer import Layer
 from inferplane.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from inferplane.layers.norm import Norm, RMSNorm
 
 
 class GatedMLP(Layer):
@@ -42,7 +43,22 @@ class GatedMLP(Layer):
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
+        fused = self.gate_up_proj.fused
+        if fused is not None and self.act.is_silu:
+            return self.down_proj(fused.silu_and_mul(hidden))
         return self.down_proj(self.act(self.gate_up_proj(hidden)))
+
+    def after_norm(
+        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block applied to ``norm(hidden + residual)``, and that sum."""
+        fused = self.gate_up_proj.fused
+        if fused is not None and self.act.is_silu and isinstance(norm, RMSNorm):
+            inner, residual = fused.after_add_rms_norm(hidden, residual, norm.weight, norm.eps, is_gated=True)
+        else:
+            inner, residual = self.gate_up_proj.after_norm(norm, hidden, residual)
+            inner = self.act(inner)
+        return self.down_proj(inner), residual
 
 
 class MLP(Layer):

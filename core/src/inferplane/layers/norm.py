@@ -31,26 +31,26 @@ class RMSNorm(Norm):
         self, ctx: BuildContext, prefix: str, size: int, eps: float, *, weight_offset: float = 0.0
     ) -> None:
         self._name = f"{prefix}.weight"
-        self._weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
+        self.weight = torch.empty(size, dtype=ctx.dtype, device=ctx.device)
         self._weight_offset = weight_offset
-        self._eps = eps
+        self.eps = eps
         self._rms_norm = ctx.ops.rms_norm
         self._add_rms_norm = ctx.ops.add_rms_norm
 
     def weight_slots(self) -> Sequence[WeightSlot]:
-        return [WeightSlot(self._name, tuple(self._weight.shape), self._copy)]
+        return [WeightSlot(self._name, tuple(self.weight.shape), self._copy)]
 
     def _copy(self, tensor: torch.Tensor) -> None:
         # the sum is rounded once, from the checkpoint's numbers
-        self._weight.copy_(tensor.float() + self._weight_offset if self._weight_offset else tensor)
+        self.weight.copy_(tensor.float() + self._weight_offset if self._weight_offset else tensor)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._rms_norm(x, self._weight, self._eps)
+        return self._rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
-            return self._rms_norm(x, self._weight, self._eps), x
-        return self._add_rms_norm(x, residual, self._weight, self._eps)
+            return self._rms_norm(x, self.weight, self.eps), x
+        return self._add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class LayerNorm(Norm):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from inferplane.api.model import BuildContext, ForwardBatch
-from inferplane.layers.attention import Attention
+from inferplane.layers.attention import Attention, QKNorm
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.linear import RowParallelLinear
+from inferplane.layers.norm import Norm, RMSNorm
 from inferplane.layers.parallel import even_share
 from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQKV
 from inferplane.layers.rope import RotaryEmbedding
@@ -75,6 +76,9 @@ class SelfAttention(Layer):
             soft_cap=soft_cap,
             sinks=None if self.sinks is None else self.sinks.logits,
         )
+        norms = (self.q_norm, self.k_norm)
+        is_plain = norms == (None, None) or all(isinstance(norm, RMSNorm) for norm in norms)
+        self._fuses_rotary = rope is not None and is_plain and self.attention.backend.fuses_rotary
         self.o_proj = RowParallelLinear(
             ctx,
             f"{prefix}.{output}",
@@ -86,10 +90,28 @@ class SelfAttention(Layer):
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
-        qkv = self.qkv_proj(hidden).view(self._head_shape)
-        q, k, v = qkv.split_with_sizes(self._split, 1)
+        return self._attend(self.qkv_proj(hidden), batch)
+
+    def after_norm(
+        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block applied to ``norm(hidden + residual)``, and that sum."""
+        qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
+        return self._attend(qkv, batch), residual
+
+    def _attend(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        if self._fuses_rotary and self.rope is not None:
+            out = self.attention.rotary(qkv, batch, self.rope.table(), self._qk_norm())
+            return self.o_proj(out.flatten(1))
+        q, k, v = qkv.view(self._head_shape).split_with_sizes(self._split, 1)
         q, k = self.place(q, k, batch.positions)
         return self.o_proj(self.attention(q, k, v, batch).flatten(1))
+
+    def _qk_norm(self) -> QKNorm | None:
+        """Both norms together, where each is of one head."""
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+        return None
 
     def place(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor

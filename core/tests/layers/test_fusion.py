@@ -1,0 +1,139 @@
+"""What layers do with kernels that take a neighbour's work along: the numbers of the composition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from inferplane.api.attention import AttentionLayer
+from inferplane.api.linear import FusedMultiply
+from inferplane.api.ops import add_rms_norm, rms_norm, rotary, silu_and_mul
+from inferplane.models.registry import build_model
+from model_harness import (
+    DenseLinear,
+    GatherAttention,
+    PromptRun,
+    load_tiny,
+    make_context,
+    read_config,
+    read_tensors,
+)
+
+
+class ToyFused(FusedMultiply):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self.asked: set[str] = set()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.asked.add("plain")
+        return self._product(x)
+
+    def after_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.add("norm and gate" if is_gated else "norm")
+        if residual is None:
+            normed, total = rms_norm(x, weight, eps), x
+        else:
+            normed, total = add_rms_norm(x, residual, weight, eps)
+        product = self._product(normed)
+        return silu_and_mul(product) if is_gated else product, total
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        self.asked.add("gate")
+        return silu_and_mul(self._product(x))
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self._weight, self._bias)
+
+
+class ToyLinear(DenseLinear):
+    made: ClassVar[list[ToyFused]] = []
+
+    @classmethod
+    def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> ToyFused:
+        cls.made.append(ToyFused(weight, bias))
+        return cls.made[-1]
+
+
+class RotatingAttention(GatherAttention):
+    fuses_rotary = True
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def rotary_forward(
+        self,
+        layer: AttentionLayer,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: Any,
+        *,
+        qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        heads = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
+        q, k, v = qkv.view(len(qkv), -1, layer.head_dim).split(heads, dim=1)
+        if qk_norm is not None:
+            q, k = rms_norm(q, qk_norm[0], qk_norm[2]), rms_norm(k, qk_norm[1], qk_norm[2])
+        q, k = rotary(q, k, positions, cos_sin)
+        return self.forward(layer, q, k, v, kv, metadata, sinks=sinks)
+
+
+PROMPTS = [[5, 9, 2, 40, 11], [7], [3, 3, 8]]
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_with_norm", "num_with_gate"),
+    [
+        ("llama", 1, 1),
+        ("qwen3", 1, 1),
+        ("gpt_oss", 1, 0),  # its feed-forward block is a mixture of experts
+        ("gemma3", 2, 0),  # its gate is no silu
+    ],
+)
+def test_a_fused_model_is_the_composed_one(
+    arch: str, num_with_norm: int, num_with_gate: int, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_model(arch)
+    want = PromptRun(load_tiny(folder)).logits(PROMPTS)
+    ToyLinear.made.clear()
+    attention = RotatingAttention()
+    context = make_context(read_config(folder), choose_linear=lambda shape: ToyLinear)
+    model = build_model(replace(context, choose_attention=lambda layer: attention))
+    model.load_weights(read_tensors(folder))
+    got = PromptRun(model).logits(PROMPTS)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    num_layers = read_config(folder)["num_hidden_layers"]
+    assert attention.num_calls == num_layers
+    asked = [fused.asked for fused in ToyLinear.made]
+    assert asked.count({"norm"}) == num_with_norm * num_layers
+    assert asked.count({"norm and gate"}) == num_with_gate * num_layers
+
+
+def test_without_a_norm_before_it_only_the_gate_is_fused(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("olmo2")  # its norms stand behind the blocks
+    want = PromptRun(load_tiny(folder)).logits(PROMPTS)
+    ToyLinear.made.clear()
+    got = PromptRun(load_tiny(folder, choose_linear=lambda shape: ToyLinear)).logits(PROMPTS)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    asked = [fused.asked for fused in ToyLinear.made]
+    assert asked.count({"gate"}) == read_config(folder)["num_hidden_layers"]
+    assert {"norm"} not in asked
