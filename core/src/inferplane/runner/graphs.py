@@ -36,7 +36,7 @@ class DecodeGraphs:
     """Records the model's forward pass for each batch size, and then runs any decode step with the next larger one.
 
     The graphs read persistent tensors on the device, which one copy from the host fills for each step. Rows beyond the
-    step's requests are sequences of one token in the scratch block, which belongs to no request. Logits are computed
+    step's requests are sequences of one token in a scratch block, which belongs to no request. Logits are computed
     outside: their launches are queued while the graph runs, and the memory for them is taken once for all sizes.
     """
 
@@ -50,9 +50,9 @@ class DecodeGraphs:
         sizes: Sequence[int],
         *,
         max_model_len: int,
-        scratch_block: int,
+        scratch_blocks: Sequence[int],
     ) -> None:
-        """``sizes``: batch sizes to record, at least one; ``scratch_block``: a block id of every group that no request
+        """``sizes``: batch sizes to record, at least one; ``scratch_blocks``: for each group a block id that no request
         gets."""
         self._model = model
         self._backend = backend
@@ -64,13 +64,14 @@ class DecodeGraphs:
         """By size, once recorded."""
         largest, device = self._sizes[-1], runtime.torch_device
         widths = [-(-max_model_len // group.block_size) for group in groups]
-        self._host = _PaddedStep(largest, [group.block_size for group in groups], scratch_block)
+        self._host = _PaddedStep(largest, [group.block_size for group in groups], scratch_blocks)
         self._staging = StagingBuffer(runtime, _staging_bytes(largest, widths))
         self._token_ids, self._positions, self._seq_lens, *self._slots = self._staging.copy(
             self._host.columns()
         )
         self._tables = [
-            torch.full((largest, width), scratch_block, dtype=torch.int32, device=device) for width in widths
+            torch.full((largest, width), block, dtype=torch.int32, device=device)
+            for width, block in zip(widths, scratch_blocks)
         ]
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(largest, device=device)
@@ -159,12 +160,12 @@ class DecodeGraphs:
 class _PaddedStep:
     """The columns of a step in host memory, filled up to the largest batch size with rows that harm nobody."""
 
-    def __init__(self, size: int, block_sizes: Sequence[int], scratch_block: int) -> None:
+    def __init__(self, size: int, block_sizes: Sequence[int], scratch_blocks: Sequence[int]) -> None:
         self.token_ids = np.zeros(size, np.int64)
         self.positions = np.zeros(size, np.int64)
         self.seq_lens = np.ones(size, np.int32)
-        self._scratch_block = scratch_block
-        self._scratch_slots = [scratch_block * block_size for block_size in block_sizes]
+        self._scratch_blocks = scratch_blocks
+        self._scratch_slots = [block * size for block, size in zip(scratch_blocks, block_sizes)]
         self._slots = [np.full(size, slot, np.int64) for slot in self._scratch_slots]
 
     def columns(self) -> list[np.ndarray]:
@@ -187,8 +188,8 @@ class _PaddedStep:
     def tables(self, step: HostStep, size: int) -> list[np.ndarray]:
         """As wide as the step needs."""
         tables = []
-        for group in step.groups:
-            table = np.full((size, group.block_table.shape[1]), self._scratch_block, np.int32)
+        for group, scratch_block in zip(step.groups, self._scratch_blocks):
+            table = np.full((size, group.block_table.shape[1]), scratch_block, np.int32)
             table[: step.num_reqs] = group.block_table
             tables.append(table)
         return tables

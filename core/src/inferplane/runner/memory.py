@@ -64,8 +64,9 @@ def check_kv_cache_bytes(asked: int, memory: MemoryInfo) -> None:
 
 def longest_sequence(kv_config: KVCacheConfig, max_model_len: int) -> int:
     """A bound on the tokens of any sequence: a group that keeps all of them keeps no more than the pool holds."""
-    whole = (group.spec for group in kv_config.groups if group.spec.first_visible_token(max_model_len) == 0)
-    return min([max_model_len, *(kv_config.num_blocks * spec.block_size for spec in whole)])
+    whole = (group for group in kv_config.groups if group.spec.first_visible_token(max_model_len) == 0)
+    blocks = kv_config.pool_blocks
+    return min([max_model_len, *(blocks[group.pool] * group.spec.block_size for group in whole)])
 
 
 def graph_bytes(config: EngineConfig) -> int:

@@ -85,7 +85,7 @@ class Runner:
 
     @torch.inference_mode()
     def record(
-        self, backend: GraphBackend, sizes: Sequence[int], max_model_len: int, scratch_block: int
+        self, backend: GraphBackend, sizes: Sequence[int], max_model_len: int, scratch_blocks: Sequence[int]
     ) -> float:
         """From now on decode steps replay graphs; see `DecodeGraphs`. Returns the seconds that recording them took."""
         graphs = DecodeGraphs(
@@ -96,7 +96,7 @@ class Runner:
             self._groups,
             sizes,
             max_model_len=max_model_len,
-            scratch_block=scratch_block,
+            scratch_blocks=scratch_blocks,
         )
         seconds = graphs.record()
         self._graphs = graphs

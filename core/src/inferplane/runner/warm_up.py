@@ -45,7 +45,8 @@ def warm_up_plans(kv_config: KVCacheConfig, max_model_len: int) -> list[StepPlan
     They write KV into the first blocks, which nobody owns yet. Each plan's result may be dropped.
     """
     sizes = [group.spec.block_size for group in kv_config.groups]
-    room = min([max_model_len, *(kv_config.num_blocks * size for size in sizes)])
+    blocks = [kv_config.pool_blocks[group.pool] for group in kv_config.groups]
+    room = min([max_model_len, *(num * size for num, size in zip(blocks, sizes))])
     num_tokens = min(NUM_TOKENS, room)
     if num_tokens < 2:
         return []

@@ -143,9 +143,9 @@ class ModelWorker(Worker):
         self._kv_config = kv_config
         self._max_len = longest_sequence(kv_config, self.config.model.max_model_len)
         # one block more than the scheduler knows of, for rows of a recorded step that no request fills
-        self._runner = self._make_runner(
-            replace(kv_config, num_blocks=kv_config.num_blocks + 1), self._max_len
-        )
+        first, *more = [num + 1 for num in kv_config.pool_blocks] or [1]
+        with_scratch = replace(kv_config, num_blocks=first, more_pools=tuple(more))
+        self._runner = self._make_runner(with_scratch, self._max_len)
 
     def _make_runner(self, kv_config: KVCacheConfig, max_len: int) -> Runner:
         config, layers, runtime = self.config, self.model.attention_layers(), self.runtime
@@ -185,8 +185,9 @@ class ModelWorker(Worker):
             why = f"{', '.join(unsafe)} cannot be recorded" if unsafe else "no batch sizes are given"
             logger.warning("decode steps run without graphs: %s", why)
             return
+        scratch_blocks = [kv_config.pool_blocks[group.pool] for group in kv_config.groups]
         try:
-            seconds = runner.record(backend, sizes, self._max_len, scratch_block=kv_config.num_blocks)
+            seconds = runner.record(backend, sizes, self._max_len, scratch_blocks)
         except RuntimeError as error:
             logger.warning("decode steps run without graphs: recording them failed: %s", error)
             return
