@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,6 @@ def ask(smollm2_folder: Path, pytestconfig: pytest.Config) -> Callable[..., list
     return answer
 
 
-@pytest.fixture(autouse=True)
-def own_cores() -> Iterator[None]:
-    """Ranks bind themselves to cores, and rank 0 lives in this process."""
-    cores = os.sched_getaffinity(0)
-    yield
-    os.sched_setaffinity(0, cores)
-
-
 def open_llm(model: Path, mode: Mode = USUAL, **more: Any) -> LLM:
     args = {
         "dtype": "float32",
@@ -108,10 +100,12 @@ def complete(llm: LLM, expected: Sequence[Expected], params: Any) -> list[Reques
 
 def assert_mode_parity(model: Path, mode: Mode, expected: Sequence[Expected]) -> None:
     num_tokens = len(expected[0].token_ids)
+    cores = os.sched_getaffinity(0)
     with open_llm(model, mode) as llm:
         assert_parity(complete(llm, expected, greedy(num_tokens, logprobs=0, prompt_logprobs=0)), expected)
         assert_parity(complete(llm, expected, greedy(num_tokens)), expected)
         assert_idle(llm)
+    assert os.sched_getaffinity(0) == cores  # rank 0 of several was bound to some of them
 
 
 def assert_idle(llm: LLM) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,27 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch, kept_settings: N
     CpuRuntime(device()).set_up(config(num_threads=1), rank=0)
     assert torch.get_num_threads() == 1
     assert bound == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind threads")
+@pytest.mark.parametrize("by_another_thread", [False, True])
+def test_tear_down_puts_threads_and_cores_back(kept_settings: None, by_another_thread: bool) -> None:
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    if len(cores) < 2:
+        pytest.skip("one core cannot be divided")
+    runtime = CpuRuntime(device())
+    runtime.set_up(config(num_threads=threads + 1, world_size=2), rank=1)
+    assert len(os.sched_getaffinity(0)) == len(cores) // 2
+    assert torch.get_num_threads() == threads + 1
+    if by_another_thread:  # than the one that loaded the model
+        closing = threading.Thread(target=runtime.tear_down)
+        closing.start()
+        closing.join()
+    else:
+        runtime.tear_down()
+        assert torch.get_num_threads() == threads  # which is a setting of each thread
+    assert os.sched_getaffinity(0) == cores
+    runtime.tear_down()  # has nothing left to put back
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,11 @@ class DeviceRuntime(ABC):
         What cannot be had (a privilege, say) is logged as one warning with the fallback, and never fatal.
         """
 
+    def tear_down(self) -> None:
+        """Called once when the worker is closed. Puts back what `set_up` changed of a process that may live on, as that
+        of a program which used `LLM` does. Nothing to do where nothing was changed."""
+        return
+
     @abstractmethod
     def memory(self) -> MemoryInfo: ...
 

@@ -210,3 +210,4 @@ class ModelWorker(Worker):
         self._runner = None
         self._model = None
         self.comm.close()
+        self.runtime.tear_down()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,19 +21,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger("inferplane.cpu")
 
 
+@dataclass(frozen=True)
+class Binding:
+    """Cores that a thread was kept to, and those that it had before."""
+
+    thread_id: int
+    cores_before: list[int]
+
+    def undo(self) -> None:
+        # the thread may be gone, and this may be another one
+        with suppress(OSError):
+            os.sched_setaffinity(self.thread_id, self.cores_before)
+
+
 class CpuRuntime(DeviceRuntime):
     def __init__(self, descriptor: DeviceDescriptor) -> None:
         self.descriptor = descriptor
         self.torch_device = torch.device("cpu")
+        self._num_threads_before: int | None = None
+        self._binding: Binding | None = None
 
     def set_up(self, config: EngineConfig, rank: int) -> None:
         """Gives the rank its share of the cores. A single rank is left to the system's scheduler."""
         world_size = config.parallel.world_size
         num_threads = config.device.num_threads or _openmp_threads() or max(1, usable_cores() // world_size)
         if world_size > 1:
-            _bind(rank, world_size)
+            self._binding = _bind(rank, world_size)
+        self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads)
         torch.manual_seed(config.seed)
+
+    def tear_down(self) -> None:
+        if self._num_threads_before is not None:
+            torch.set_num_threads(self._num_threads_before)
+        if self._binding is not None:
+            self._binding.undo()
+        self._num_threads_before = self._binding = None
 
     def memory(self) -> MemoryInfo:
         return host_memory()
@@ -45,12 +71,12 @@ def _openmp_threads() -> int | None:
     return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
-def _bind(rank: int, world_size: int) -> None:
-    """Keeps the ranks off each other's cores, where the system lets us."""
+def _bind(rank: int, world_size: int) -> Binding | None:
+    """Keeps the ranks off each other's cores, where the system lets us. None where it does not."""
     cores = allowed_cores()
     share = len(cores) // world_size
     if share == 0:
-        return
+        return None
     mine = cores[rank * share : (rank + 1) * share]
     try:
         os.sched_setaffinity(0, mine)
@@ -58,3 +84,5 @@ def _bind(rank: int, world_size: int) -> None:
         logger.warning(
             "rank %d could not be bound to cores %s (%s); it runs unbound, on any core", rank, mine, error
         )
+        return None
+    return Binding(threading.get_native_id(), cores)
