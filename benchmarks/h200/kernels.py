@@ -36,6 +36,7 @@ from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.norm import add_rms_norm
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
+from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
 
 BF16 = torch.bfloat16
 HIDDEN, INTER, QKV, VOCAB, LAYERS = 4096, 14336, 6144, 128256, 32
@@ -150,7 +151,7 @@ def stage_matvec(report: Report) -> None:
                 timed[config] = report.measure("matvec", shape, calls, num_bytes, config=str(config))
         best = report.best("matvec", shape, timed)
         if best:
-            for prefetch in (0, 16384, 32768):
+            for prefetch in (0, 4096, 8192):
                 config = dataclasses.replace(best, prefetch_bytes=prefetch)
                 calls = [partial(matvec, x, w, out=y, config=config, pdl=True) for w in weights]
                 report.measure("matvec+pdl", shape, calls, num_bytes, config=str(config))
@@ -174,6 +175,38 @@ def stage_gated(report: Report) -> None:
                 "matvec_gated", f"{out}x{inner}", calls, 2 * out * inner, config=str(config)
             )
     report.best("matvec_gated", f"{out}x{inner}", timed)
+
+
+def matmul_configs(inner: int) -> Iterator[MatmulConfig]:
+    for rows, columns, splits, warps, stages in (
+        (64, 128, 1, 4, 4), (64, 128, 4, 4, 4), (64, 256, 1, 4, 3), (64, 256, 4, 4, 3), (128, 128, 1, 4, 3),
+        (128, 128, 4, 4, 3), (32, 256, 1, 4, 4), (64, 128, 2, 4, 5), (128, 64, 8, 4, 5), (64, 128, 8, 4, 3),
+        (32, 256, 4, 4, 3), (32, 512, 1, 4, 3), (128, 64, 2, 8, 5), (16, 512, 1, 4, 4),
+    ):  # fmt: skip
+        if splits * columns <= inner:
+            yield MatmulConfig(rows, columns, splits, warps, stages)
+
+
+def stage_matmul(report: Report) -> None:
+    """Products of a few rows: the fastest configuration by shape and number of tokens, and cuBLAS beside it."""
+    for tokens, name in itertools.product((32, 8, 2, 16, 64), ("o", "qkv", "down", "gate_up")):
+        out, inner = WEIGHTS[name]
+        num_bytes, flops = 2 * out * inner, 2 * tokens * out * inner
+        weights = [randn(out, inner) for _ in range(min(8, num_buffers(num_bytes)))]
+        x, y = randn(tokens, inner), torch.empty(tokens, out, dtype=BF16, device="cuda")
+        shape = f"{tokens}x{out}x{inner}"
+        calls = [partial(torch.mm, x, w.t(), out=y) for w in weights]
+        report.measure("cublas", shape, calls, num_bytes, flops)
+        space = MatmulWorkspace.allocate(64, out, 8, x.device)
+        timed: dict[MatmulConfig, float] = {}
+        for config in matmul_configs(inner):
+            if report.in_time:
+                calls = [partial(skinny_matmul, x, w, out=y, workspace=space, config=config) for w in weights]
+                timed[config] = report.measure(
+                    "skinny_matmul", shape, calls, num_bytes, flops, config=str(config)
+                )
+        report.best("skinny_matmul", shape, timed)
+        del weights, calls
 
 
 def cache_of(
@@ -320,7 +353,7 @@ def stage_step(report: Report) -> None:
             x = product(product(x, gate_up, norm=norm, gated=True), down)
         product(x, head, norm=NormBefore(norm_weight, 1e-5, *residuals[-2:]))
 
-    for pdl, prefetch in ((False, 0), (True, 0), (True, 8192), (True, 16384), (True, 32768), (True, 65536)):
+    for pdl, prefetch in ((False, 0), (True, 0), (True, 2048), (True, 4096), (True, 8192), (True, 28672)):
         if report.in_time:
             report.measure(
                 "step",
@@ -336,6 +369,7 @@ STAGES: dict[str, Callable[[Report], None]] = {
     "matvec": stage_matvec,
     "gated": stage_gated,
     "step": stage_step,
+    "matmul": stage_matmul,
     "decode": stage_decode_attention,
     "elementwise": stage_elementwise,
     "prefill": stage_prefill_attention,

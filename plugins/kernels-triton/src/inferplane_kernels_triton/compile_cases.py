@@ -14,6 +14,7 @@ from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
 from inferplane_kernels_triton.prefill_attention import prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 from inferplane_kernels_triton.rotary import rotary
+from inferplane_kernels_triton.skinny_matmul import MatmulConfig, skinny_matmul
 
 BF16 = torch.bfloat16
 
@@ -84,9 +85,19 @@ def _matvec() -> None:
 
 
 def _matvec_pdl() -> None:
-    matvec(
-        _meta(1, 4096), _meta(28672, 4096), config=MatvecConfig(prefetch_bytes=32768), pdl=True, gated=True
-    )
+    matvec(_meta(1, 4096), _meta(28672, 4096), config=MatvecConfig(prefetch_bytes=8192), pdl=True, gated=True)
+
+
+def _skinny_matmul() -> None:
+    weight, scale = _meta(28672, 4096), _meta(28672, dtype=torch.float32)
+    for num_tokens in (8, 32):
+        skinny_matmul(_meta(num_tokens, 4096), weight)
+    skinny_matmul(_meta(8, 4096), weight, config=MatmulConfig(rows=32, columns=256, splits=4), gated=True)
+    skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale)
+
+
+def _skinny_matmul_pdl() -> None:
+    skinny_matmul(_meta(8, 4096), _meta(28672, 4096), config=MatmulConfig(prefetch_bytes=1024), pdl=True)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -97,8 +108,12 @@ CASES: dict[str, Callable[[], None]] = {
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
     "matvec": _matvec,
+    "skinny_matmul": _skinny_matmul,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
 
-CUDA_CASES: dict[str, Callable[[], None]] = {"matvec_pdl": _matvec_pdl}
+CUDA_CASES: dict[str, Callable[[], None]] = {
+    "matvec_pdl": _matvec_pdl,
+    "skinny_matmul_pdl": _skinny_matmul_pdl,
+}
 """Calls that only NVIDIA's compiler understands, from capability 9.0."""

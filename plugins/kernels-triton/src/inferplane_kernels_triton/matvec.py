@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.launch import begin, options, prefetch, require_unit_stride
+from inferplane_kernels_triton.launch import begin, options, prefetch, prefetched_bytes, require_unit_stride
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MatvecConfig:
     unroll: int = 2
     """Iterations whose loads are in flight together."""
     prefetch_bytes: int = 0
-    """Of each program's weight, brought to the cache before the previous kernel is waited for; needs ``pdl``."""
+    """Of each row, brought to the cache before the previous kernel is waited for; only with ``pdl``."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,16 @@ def _matvec(
     num_out, eps,
     IN: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
-    PREFETCH: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program makes ROWS outputs; where GATED, row r of gate and of up make output r."""
     program = tl.program_id(0)
     if PREFETCH:
         first_row = (program * ROWS).to(tl.int64) * weight_row
-        prefetch(weight_ptr + first_row, PREFETCH, THREADS)
+        row_bytes = weight_row * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        prefetch(weight_ptr + first_row, row_bytes, ROWS, PREFETCH, 32 * WARPS)
         if GATED:
-            prefetch(up_ptr + first_row, PREFETCH, THREADS)
+            prefetch(up_ptr + first_row, row_bytes, ROWS, PREFETCH, 32 * WARPS)
     rows = program * ROWS + tl.arange(0, ROWS)
     row_mask = rows < num_out
     row_starts = rows.to(tl.int64)[:, None] * weight_row
@@ -146,22 +147,15 @@ def matvec(
         out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     columns = min(config.columns, triton.next_power_of_2(in_features))
     residual = norm.residual if norm else None
+    wanted = config.prefetch_bytes if pdl else 0
+    ahead = prefetched_bytes(weight, num_out, wanted, config.rows, config.num_warps)
     _matvec[(triton.cdiv(num_out, config.rows),)](
         x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
         weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
         weight.stride(0), num_out, norm.eps if norm else 0.0,
         IN=in_features, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
         HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated, ROWS=config.rows,
-        COLUMNS=columns, UNROLL=config.unroll, PREFETCH=_prefetched(weight, num_out, config, pdl),
-        THREADS=32 * config.num_warps, PDL=pdl, **options(pdl, num_warps=config.num_warps),
+        COLUMNS=columns, UNROLL=config.unroll, PREFETCH=ahead, WARPS=config.num_warps, PDL=pdl,
+        **options(pdl, num_warps=config.num_warps),
     )  # fmt: skip
     return out
-
-
-def _prefetched(weight: torch.Tensor, num_out: int, config: MatvecConfig, pdl: bool) -> int:
-    """Bytes that each program asks for before it waits: what its configuration says, if its rows are one piece."""
-    if not pdl or not weight.is_contiguous() or num_out % config.rows:
-        return 0
-    unit = 16 * 32 * config.num_warps
-    whole = config.rows * weight.shape[1] * weight.element_size()
-    return min(config.prefetch_bytes, whole) // unit * unit

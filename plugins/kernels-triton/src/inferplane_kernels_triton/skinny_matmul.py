@@ -1,0 +1,198 @@
+"""A few rows times a weight: the linear layers of small batches, which are bound by reading the weight.
+
+The weight is the left operand, so that its many rows fill the height of the matrix unit and the few tokens its width.
+Tiles of the weight stream through shared memory several stages ahead. Where the weight has too few rows to occupy every
+processor, its columns are split as well; the last program of a tile to finish adds up the splits, always in one order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from inferplane_kernels_triton.activation import silu
+from inferplane_kernels_triton.launch import begin, options, prefetch, prefetched_bytes, require_unit_stride
+
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """How the kernel is launched."""
+
+    rows: int = 64
+    """Rows of the weight in one program (pairs of rows where the weight is gate and up)."""
+    columns: int = 128
+    """Columns that a program handles at a time."""
+    splits: int = 1
+    """Programs that share the columns of one tile of rows."""
+    num_warps: int = 4
+    num_stages: int = 4
+    prefetch_bytes: int = 0
+    """Of each row, brought to the cache before the previous kernel is waited for; only with ``pdl``."""
+
+
+@dataclass(frozen=True)
+class MatmulWorkspace:
+    """Where splits leave their partial sums; one serves all layers of a stream, one launch after another."""
+
+    partial: torch.Tensor
+    """float32, flat."""
+    arrived: torch.Tensor
+    """int32, one for each tile of rows: splits that are finished; zero between launches."""
+
+    @classmethod
+    def allocate(
+        cls, num_tokens: int, out_features: int, splits: int, device: torch.device
+    ) -> MatmulWorkspace:
+        """Enough for up to ``num_tokens`` and ``out_features`` (both halves of a gated weight), rounded up to tiles."""
+        rows = triton.cdiv(out_features, 512) * 512
+        size = splits * rows * _padded(num_tokens)
+        return cls(
+            partial=torch.empty(size, dtype=torch.float32, device=device),
+            arrived=torch.zeros(rows // 16, dtype=torch.int32, device=device),
+        )
+
+
+def _padded(num_tokens: int) -> int:
+    """The width of a product: the matrix unit's least, or a power of two above."""
+    return max(16, triton.next_power_of_2(num_tokens))
+
+
+@triton.jit
+def _leave(acc, partial_ptr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Writes one split's sums ``[ROWS, TOKENS]``."""
+    cells = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+    tl.store(partial_ptr + cells, acc)
+
+
+@triton.jit
+def _collect(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Adds up what all splits have left, around the first-level cache, which does not see other processors' writes."""
+    cells = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+    acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    for split in range(SPLITS):
+        acc += tl.load(partial_ptr + split * split_size + cells, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
+def _skinny_matmul(
+    x_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, weight_row, out_row,
+    num_tokens, num_out,
+    IN: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
+    WARPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of the weight, one split of its columns, all tokens."""
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    share: tl.constexpr = (IN + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS) * COLUMNS
+    first = split * share
+    if PREFETCH:
+        row_bytes = weight_row * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        corner = (tile * ROWS).to(tl.int64) * weight_row + first
+        prefetch(weight_ptr + corner, row_bytes, ROWS, PREFETCH, 32 * WARPS)
+        if GATED:
+            prefetch(up_ptr + corner, row_bytes, ROWS, PREFETCH, 32 * WARPS)
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    tokens = tl.arange(0, TOKENS)
+    row_mask = (rows < num_out)[:, None]
+    row_starts = rows.to(tl.int64)[:, None] * weight_row
+    token_starts = tokens[:, None] * x_row
+    acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    up_acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    begin(PDL)
+    for start in tl.range(first, tl.minimum(IN, first + share), COLUMNS, num_stages=STAGES):
+        columns = (start + tl.arange(0, COLUMNS))[None, :]
+        mask = row_mask & (columns < IN)
+        cells = row_starts + columns
+        x_mask = (tokens < num_tokens)[:, None] & (columns < IN)
+        x = tl.trans(tl.load(x_ptr + token_starts + columns, mask=x_mask, other=0.0))
+        weight = tl.load(weight_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+        acc = tl.dot(weight.to(x.dtype), x, acc, input_precision="ieee")
+        if GATED:
+            up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+            up_acc = tl.dot(up.to(x.dtype), x, up_acc, input_precision="ieee")
+    is_last = True
+    if SPLITS > 1:
+        size: tl.constexpr = ROWS * TOKENS
+        kinds: tl.constexpr = 2 if GATED else 1
+        split_size = tl.num_programs(0) * kinds * size
+        mine = partial_ptr + tile * kinds * size
+        _leave(acc, mine + split * split_size, ROWS, TOKENS)
+        if GATED:
+            _leave(up_acc, mine + size + split * split_size, ROWS, TOKENS)
+        # All threads have written before one of them announces it; the counter orders the writes for who reads it.
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            tl.store(arrived_ptr + tile, 0)
+            acc = _collect(mine, split_size, SPLITS, ROWS, TOKENS)
+            if GATED:
+                up_acc = _collect(mine + size, split_size, SPLITS, ROWS, TOKENS)
+    if is_last:
+        in_range = rows < num_out
+        if HAS_SCALE:
+            acc *= tl.load(scale_ptr + rows, mask=in_range, other=0.0)[:, None]
+            if GATED:
+                up_acc *= tl.load(scale_ptr + num_out + rows, mask=in_range, other=0.0)[:, None]
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + rows, mask=in_range, other=0.0).to(tl.float32)[:, None]
+            if GATED:
+                up_acc += tl.load(bias_ptr + num_out + rows, mask=in_range, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc = silu(acc) * up_acc
+        out_cells = tokens[None, :].to(tl.int64) * out_row + rows[:, None]
+        out_mask = row_mask & (tokens < num_tokens)[None, :]
+        tl.store(out_ptr + out_cells, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
+
+
+def skinny_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+    workspace: MatmulWorkspace | None = None,
+    config: MatmulConfig = MatmulConfig(),
+    pdl: bool = False,
+) -> torch.Tensor:
+    """``x @ weight.T`` for up to 64 rows, summed in float32.
+
+    ``x: [num_tokens, in_features]``, ``weight: [out_features, in_features]`` of any floating dtype (converted to x's),
+    both with contiguous rows, ``weight_scale: [out_features]`` float32 where the weight is quantized per channel,
+    ``bias: [out_features]``. ``gated``: the first half of the weight is a gate, and the result is ``silu(gate) * up``,
+    half as wide. With splits a workspace is needed; give one where launches are captured in a graph, or leave it out
+    and one is allocated. Returns ``out``: [num_tokens, out_features], by default a new tensor in x's dtype.
+    """
+    require_unit_stride(x=x, weight=weight)
+    num_tokens, in_features = x.shape
+    num_out = len(weight) // (2 if gated else 1)
+    if num_tokens > MAX_TOKENS or weight.shape[1] != in_features:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, needs at most {MAX_TOKENS} rows of {weight.shape[1]} columns"
+        )
+    if out is None:
+        out = torch.empty((num_tokens, num_out), dtype=x.dtype, device=x.device)
+    if workspace is None and config.splits > 1:
+        workspace = MatmulWorkspace.allocate(num_tokens, len(weight), config.splits, x.device)
+    share = triton.cdiv(in_features, config.splits) * weight.element_size()
+    wanted = min(config.prefetch_bytes, share) if pdl else 0
+    if num_tokens:
+        _skinny_matmul[(triton.cdiv(num_out, config.rows), config.splits)](
+            x, weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
+            workspace.partial if workspace else None, workspace.arrived if workspace else None,
+            x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
+            IN=in_features, HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated,
+            TOKENS=_padded(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
+            STAGES=config.num_stages,
+            PREFETCH=prefetched_bytes(weight, num_out, wanted, config.rows, config.num_warps),
+            WARPS=config.num_warps, PDL=pdl, **options(pdl, num_warps=config.num_warps),
+        )  # fmt: skip
+    return out
