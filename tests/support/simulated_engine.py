@@ -1,8 +1,9 @@
 """A worker without a model that verifies every plan, and an engine loop around it and a scheduler.
 
 The worker keeps a simulated KV memory. A slot holds the identity of the whole prefix that ends at its token, and a
-request that attends to a position must find exactly its own prefix there. So a block that is handed out twice, freed
-too early, shared wrongly or cached before it was computed shows up as a wrong value, in the step that reads it.
+request that attends to a position must find exactly its own prefix there; a state holds the identity of the prefix that
+it stands for, and a request must find its own in the block that it goes on from. So a block that is handed out twice,
+freed too early, shared wrongly or cached before it was computed shows up as a wrong value, in the step that reads it.
 
 The next token is a hash of seed and tokens, so the right answer to a request does not depend on any schedule.
 """
@@ -10,16 +11,23 @@ The next token is a hash of seed and tokens, so the right answer to a request do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from inferplane.api.kv import KVCacheConfig, KVCacheSpec, StateSpec
 from inferplane.plan import NewRequest, StepPlan, StepResult
 from inferplane.request import EngineOutput, EngineRequest, FinishReason, PositionLogprobs, TokenLogprob
 from inferplane.scheduler import Scheduler
 
 VOCAB_SIZE = 16
-SLOTS_PER_BLOCK = 64
+
+Block = tuple[int, int]
+"""Pool and id."""
+Slot = tuple[int, int, int]
+"""Pool, block id and place in the block."""
+Content = tuple[int, int]
+"""Group, and identity of a prefix."""
 
 
 def next_token(seed: int, token_ids: list[int]) -> int:
@@ -60,16 +68,12 @@ class Row:
 class SimulatedWorker:
     """Executes plans in order; raises `AssertionError` for a plan that a real worker would compute wrongly."""
 
-    def __init__(
-        self, block_sizes: list[int], num_blocks: int, max_num_seqs: int, max_num_tokens: int
-    ) -> None:
-        self.block_sizes = block_sizes
-        self.num_blocks = num_blocks
+    def __init__(self, kv_config: KVCacheConfig, max_num_seqs: int, max_num_tokens: int) -> None:
+        self.kv_config = kv_config
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.rows: dict[str, Row] = {}
-        self.memory: dict[int, tuple[int, int]] = {}
-        """For each slot the group and the identity of the prefix."""
+        self.memory: dict[Slot, Content] = {}
         self.salts: dict[str, str | None] = {}
         """Told by the test, because a plan does not say it."""
         self.fails_for: Callable[[str, int, int], bool] = lambda request_id, start, end: False
@@ -77,19 +81,22 @@ class SimulatedWorker:
         self.errors_for: Callable[[str], str | None] = lambda request_id: None
         """What to put into the result's ``errors``."""
 
-    def execute(self, plan: StepPlan) -> tuple[StepResult, set[int]]:
+    def execute(self, plan: StepPlan) -> tuple[StepResult, set[Block]]:
         """Also returns the blocks that the step wrote."""
         self._apply(plan)
         assert plan.num_scheduled_tokens, "an empty plan"
         assert plan.num_tokens <= self.max_num_tokens, "over the token budget"
         assert len(self.rows) <= self.max_num_seqs, "over max_num_seqs"
-        written: dict[int, str] = {}
+        written: dict[Slot, str] = {}
+        states = {name: list(self._states_before(self.rows[name])) for name in plan.num_scheduled_tokens}
+        for request_id, before in states.items():
+            self._check(request_id, before)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self.rows[request_id]
             assert 1 <= num_tokens <= len(row.token_ids) - row.num_computed, (
                 f"{request_id}: {num_tokens} tokens"
             )
-            for slot, value in self._slots(row, row.num_computed, row.num_computed + num_tokens):
+            for slot, value in self._writes(row, row.num_computed + num_tokens):
                 assert slot not in written, f"{request_id} and {written.get(slot)} write the same slot {slot}"
                 written[slot] = request_id
                 self.memory[slot] = value
@@ -97,14 +104,13 @@ class SimulatedWorker:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self.rows[request_id]
             end = row.num_computed + num_tokens
-            for slot, value in self._slots(row, 0, end):
-                assert self.memory.get(slot) == value, (
-                    f"{request_id} reads a token that is not its own in slot {slot}"
-                )
+            self._check(request_id, self._reads(row, end))
+            untouched = [each for each in states[request_id] if written.get(each[0]) != request_id]
+            self._check(request_id, untouched)
             if self.fails_for(request_id, row.num_computed, end):
                 raise RuntimeError(f"the model broke on {request_id}")
             self._finish_row(row, num_tokens, result)
-        return result, {slot // SLOTS_PER_BLOCK for slot in written}
+        return result, {(pool, block_id) for pool, block_id, _ in written}
 
     def _apply(self, plan: StepPlan) -> None:
         for request_id in plan.removed_request_ids:
@@ -120,21 +126,54 @@ class SimulatedWorker:
             for own, new in zip(self.rows[request_id].block_ids, new_ids, strict=True):
                 own.extend(new)
 
-    def _slots(self, row: Row, start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """The slots of these tokens, and what each must hold, for each group."""
+    def _check(self, request_id: str, reads: Iterable[tuple[Slot, Content]]) -> None:
+        for slot, value in reads:
+            assert self.memory.get(slot) == value, f"{request_id} reads what is not its own in {slot}"
+
+    def _prefixes(self, row: Row, end: int) -> list[int]:
         prefixes = row.prefixes
         if not prefixes:
             prefixes.append(hash((self.salts.get(row.request.request_id), row.token_ids[0])))
         for token_id in row.token_ids[len(prefixes) : end]:
             prefixes.append(hash((prefixes[-1], token_id)))
-        for group, block_size in enumerate(self.block_sizes):
-            block_ids = row.block_ids[group]
-            assert all(0 <= block_id < self.num_blocks for block_id in block_ids), (
-                f"no such blocks: {block_ids}"
-            )
-            for position in range(start, end):
-                slot = block_ids[position // block_size] * SLOTS_PER_BLOCK + position % block_size
-                yield slot, (group, prefixes[position])
+        return prefixes
+
+    def _slot(self, row: Row, group: int, position: int) -> Slot:
+        """Of a token, or of the state after it."""
+        about = self.kv_config.groups[group]
+        index, offset = divmod(position, about.spec.block_size)
+        block_id = row.block_ids[group][index]
+        assert 0 <= block_id < self.kv_config.pool_blocks[about.pool], f"there is no block {block_id}"
+        return about.pool, block_id, 0 if isinstance(about.spec, StateSpec) else offset
+
+    def _states_before(self, row: Row) -> Iterator[tuple[Slot, Content]]:
+        """The states that a step starts from."""
+        last = row.num_computed - 1
+        if last >= 0:
+            prefixes = self._prefixes(row, last + 1)
+            for group, spec in self._specs():
+                if isinstance(spec, StateSpec):
+                    yield self._slot(row, group, last), (group, prefixes[last])
+
+    def _writes(self, row: Row, end: int) -> Iterator[tuple[Slot, Content]]:
+        """Every new token; of a state only what is there at the end of each block, and of the step."""
+        prefixes = self._prefixes(row, end)
+        for group, spec in self._specs():
+            for position in range(row.num_computed, end):
+                is_kept = (position + 1) % spec.block_size == 0 or position + 1 == end
+                if is_kept or not isinstance(spec, StateSpec):
+                    yield self._slot(row, group, position), (group, prefixes[position])
+
+    def _reads(self, row: Row, end: int) -> Iterator[tuple[Slot, Content]]:
+        """Every token that one of the step's sees."""
+        prefixes = self._prefixes(row, end)
+        for group, spec in self._specs():
+            if not isinstance(spec, StateSpec):
+                for position in range(spec.first_visible_token(row.num_computed), end):
+                    yield self._slot(row, group, position), (group, prefixes[position])
+
+    def _specs(self) -> Iterator[tuple[int, KVCacheSpec]]:
+        return enumerate(group.spec for group in self.kv_config.groups)
 
     def _finish_row(self, row: Row, num_tokens: int, result: StepResult) -> None:
         request_id, params = row.request.request_id, row.request.params
@@ -161,7 +200,7 @@ class SimulatedEngine:
         self.scheduler = scheduler
         self.worker = worker
         self.num_plans_ahead = num_plans_ahead
-        self.in_flight: deque[tuple[StepPlan, StepResult, set[int]]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult, set[Block]]] = deque()
         self.requests: dict[str, EngineRequest] = {}
         self.seeds: dict[str, int] = {}
         self.outputs: dict[str, list[EngineOutput]] = {}
@@ -253,9 +292,14 @@ class SimulatedEngine:
 
     def _check_new_blocks(self, plan: StepPlan) -> None:
         """No block that a step in flight writes may be drawn from the pool."""
-        drawn = {block for lists in plan.new_block_ids.values() for ids in lists for block in ids}
+        groups = self.worker.kv_config.groups
+        drawn: set[Block] = set()
+        for lists in plan.new_block_ids.values():
+            for group, ids in zip(groups, lists, strict=True):
+                drawn.update((group.pool, block_id) for block_id in ids)
         for new in plan.new_requests:
-            for ids, block_size in zip(new.block_ids, self.worker.block_sizes, strict=True):
-                drawn.update(ids[new.num_computed_tokens // block_size :])
+            for group, ids in zip(groups, new.block_ids, strict=True):
+                first = new.num_computed_tokens // group.spec.block_size
+                drawn.update((group.pool, block_id) for block_id in ids[first:])
         for earlier, _, written in self.in_flight:
             assert not drawn & written, f"step {earlier.step_id} still writes {sorted(drawn & written)}"

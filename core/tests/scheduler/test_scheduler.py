@@ -30,15 +30,16 @@ def make_engine(
     seed: int = 0,
 ) -> SimulatedEngine:
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=8, dtype="float32")
+    kv_config = KVCacheConfig(num_blocks, (KVCacheGroup(("layer",), spec),))
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, policy, max_num_waiting),
         CacheConfig(BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
         max_model_len,
-        KVCacheConfig(num_blocks, (KVCacheGroup(("layer",), spec),)),
+        kv_config,
         seed=seed,
         policies=policies,
     )
-    worker = SimulatedWorker([BLOCK_SIZE], num_blocks, max_num_seqs, max_num_batched_tokens)
+    worker = SimulatedWorker(kv_config, max_num_seqs, max_num_batched_tokens)
     return SimulatedEngine(scheduler, worker, num_plans_ahead)
 
 

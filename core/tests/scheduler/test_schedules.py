@@ -6,7 +6,6 @@ answer must be the one that the request gets alone, every request must end, and 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from typing import Any
@@ -17,7 +16,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inferplane.api.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+from inferplane.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    StateSpec,
+)
 from inferplane.config.engine import CacheConfig, SchedulerConfig
 from inferplane.request import EngineRequest, FinishReason, SamplingParams
 from inferplane.scheduler import RequestTooLargeError, Scheduler
@@ -27,37 +35,79 @@ from simulated_engine import SimulatedEngine, SimulatedWorker
 MAX_MODEL_LEN = 60
 
 
+def full(block_size: int) -> KVCacheSpec:
+    return FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32")
+
+
+def sliding(block_size: int, window: int) -> KVCacheSpec:
+    return SlidingWindowSpec(
+        block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32", window=window
+    )
+
+
+def chunked(block_size: int, chunk: int) -> KVCacheSpec:
+    return ChunkedLocalSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32", chunk=chunk)
+
+
+def state(block_size: int) -> KVCacheSpec:
+    return MambaSpec(block_size=block_size, shapes=((4,),), dtypes=("float32",))
+
+
+MIXES: list[list[KVCacheSpec]] = [
+    [full(2)],
+    [full(4)],
+    [full(3)],
+    [full(2), full(4)],
+    [sliding(2, 5)],
+    [full(2), sliding(2, 7)],
+    [sliding(4, 1), full(4), sliding(4, 9)],
+    [chunked(2, 6), full(2)],
+    [full(2), state(8)],
+    [state(5)],
+    [full(4), sliding(2, 6), state(6), chunked(4, 8)],
+]
+"""Groups of one model: alike, different in reach, in block size, in kind."""
+
+
 def make_engine(
-    block_sizes: list[int],
+    mix: list[KVCacheSpec],
     num_blocks: int,
     limits: SchedulerConfig,
     enable_prefix_caching: bool,
     num_plans_ahead: int = 0,
 ) -> SimulatedEngine:
+    """States have a pool of their own, half as large."""
+    has_tokens = any(not isinstance(spec, StateSpec) for spec in mix)
     groups = tuple(
-        KVCacheGroup(
-            (f"layer{index}",),
-            FullAttentionSpec(block_size=size, num_kv_heads=1, head_dim=8, dtype="float32"),
-        )
-        for index, size in enumerate(block_sizes)
+        KVCacheGroup((f"layer{index}",), spec, int(has_tokens and isinstance(spec, StateSpec)))
+        for index, spec in enumerate(mix)
     )
-    cache = CacheConfig(block_sizes[0], enable_prefix_caching=enable_prefix_caching)
-    scheduler = Scheduler(limits, cache, MAX_MODEL_LEN, KVCacheConfig(num_blocks, groups))
-    worker = SimulatedWorker(block_sizes, num_blocks, limits.max_num_seqs, limits.max_num_batched_tokens)
+    more = ((num_blocks + 1) // 2,) * max(group.pool for group in groups)
+    cache = CacheConfig(mix[0].block_size, enable_prefix_caching=enable_prefix_caching)
+    kv_config = KVCacheConfig(num_blocks, groups, more)
+    scheduler = Scheduler(limits, cache, MAX_MODEL_LEN, kv_config)
+    worker = SimulatedWorker(kv_config, limits.max_num_seqs, limits.max_num_batched_tokens)
     return SimulatedEngine(scheduler, worker, num_plans_ahead)
 
 
 def check_references(engine: SimulatedEngine) -> None:
     """Every reference of the pool belongs to a request that is in the batch, or in a step in flight."""
     scheduler = engine.scheduler
-    pool = scheduler._kv.pools[0]
-    pool.check()
     holders: set[Sequence] = set(scheduler._state.by_id.values())
     for step in scheduler._in_flight.values():
         holders.update(step)
-    held = Counter(block_id for sequence in holders for ids in sequence.blocks.block_ids for block_id in ids)
-    for block_id in range(scheduler._kv.num_blocks):
-        assert pool.num_references(block_id) == held[block_id]
+    groups = engine.worker.kv_config.groups
+    for number, pool in enumerate(scheduler._kv.pools):
+        pool.check()
+        held = Counter(
+            block_id
+            for sequence in holders
+            for group, blocks in zip(groups, sequence.blocks.groups, strict=True)
+            if group.pool == number
+            for block_id in blocks.held
+        )
+        for block_id in range(pool.num_blocks):
+            assert pool.num_references(block_id) == held[block_id]
 
 
 def check_end(engine: SimulatedEngine) -> None:
@@ -90,9 +140,17 @@ def break_at(engine: SimulatedEngine, name: str, position: int) -> None:
     engine.worker.fails_for = lambda request_id, start, end: request_id == name and start <= position < end
 
 
+def fits(worker: SimulatedWorker, num_tokens: int) -> bool:
+    """Whether the pools hold one request of this many tokens."""
+    needed = Counter[int]()
+    for group in worker.kv_config.groups:
+        needed[group.pool] += group.spec.max_num_blocks(num_tokens, worker.max_num_tokens)
+    return all(needed[pool] <= num for pool, num in enumerate(worker.kv_config.pool_blocks))
+
+
 class ScheduleMachine(RuleBasedStateMachine):
     @initialize(
-        block_sizes=st.sampled_from([[2], [4], [3], [2, 4]]),
+        mix=st.sampled_from(MIXES),
         num_blocks=st.integers(4, 30),
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.sampled_from([1, 2, 3, 5, 8, 12, 16, 24]),
@@ -103,7 +161,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     )
     def start(
         self,
-        block_sizes: list[int],
+        mix: list[KVCacheSpec],
         num_blocks: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -115,7 +173,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         limits = SchedulerConfig(
             max_num_seqs, max_num_batched_tokens, policy, async_scheduling=async_scheduling
         )
-        self.engine = make_engine(block_sizes, num_blocks, limits, enable_prefix_caching, num_plans_ahead)
+        self.engine = make_engine(mix, num_blocks, limits, enable_prefix_caching, num_plans_ahead)
         self.num_requests = 0
 
     @rule(
@@ -151,8 +209,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             # The last output token is not run, so it needs no slot.
             num_slots = len(prompt) + max(max_tokens - 1, 0)
             worker = self.engine.worker
-            num_blocks = sum(math.ceil(num_slots / block_size) for block_size in worker.block_sizes)
-            if len(prompt) + max_tokens > MAX_MODEL_LEN or num_blocks > worker.num_blocks:
+            if len(prompt) + max_tokens > MAX_MODEL_LEN or not fits(worker, num_slots):
                 with pytest.raises(RequestTooLargeError):
                     self.engine.add(request)
                 return
@@ -241,15 +298,15 @@ def random_request(draws: random.Random, request_id: str, max_tokens_in_all: int
 def run_crowded_schedule(seed: int) -> SimulatedEngine:
     """Many requests in a pool that holds a few of them; every other thing that can happen, now and then."""
     draws = random.Random(seed)
-    block_sizes = draws.choice([[1], [2], [3], [4], [2, 4]])
+    mix = draws.choice(MIXES)
     limits = SchedulerConfig(
         draws.randint(2, 6),
         draws.randint(2, 16),
         draws.choice(["fcfs", "priority"]),
         async_scheduling=draws.random() < 0.6,
     )
-    num_blocks = draws.randint(8, 16) * len(block_sizes)
-    engine = make_engine(block_sizes, num_blocks, limits, draws.random() < 0.7, draws.choice([0, 0, 1, 2]))
+    num_blocks = draws.randint(8, 16) * len(mix)
+    engine = make_engine(mix, num_blocks, limits, draws.random() < 0.7, draws.choice([0, 0, 1, 2]))
     break_rate, abort_rate, reset_rate = draws.choice(
         [(0, 0, 0), (0.1, 0, 0), (0, 0.1, 0), (0, 0, 0.1), (0.05, 0.05, 0.05)]
     )
@@ -283,16 +340,63 @@ def test_crowded_schedules_reach_what_they_are_for() -> None:
     engines = [run_crowded_schedule(seed) for seed in range(10)]
     stats = [engine.scheduler.stats() for engine in engines]
     assert sum(figures.num_preemptions for figures in stats) > 25
-    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 50
+    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 25
     assert sum(figures.num_finished.get("error", 0) for figures in stats) > 0
     assert sum(figures.num_finished.get("abort", 0) for figures in stats) > 0
+
+
+MANY = 10_000
+"""Short schedules over mixed groups, in parts that a quick run takes one of."""
+PARTS = 20
+
+
+def run_short_schedule(seed: int) -> SimulatedEngine:
+    """A few requests that share prompts, in a pool that holds one or two of them."""
+    draws = random.Random(seed)
+    mix = draws.choice(MIXES[3:])
+    limits = SchedulerConfig(draws.randint(2, 4), draws.choice([3, 6, 12]))
+    engine = make_engine(mix, 6 * len(mix), limits, draws.random() < 0.9, draws.choice([0, 0, 1]))
+    longest = min(28, engine.scheduler.max_request_tokens)
+    for number in range(4):
+        engine.add(random_request(draws, str(number), longest))
+        for _ in range(draws.choice([0, 1, 4])):
+            engine.step()
+        live = list(engine.scheduler._state.by_id)
+        if live and draws.random() < 0.1:
+            engine.abort(draws.choice(live))
+        if draws.random() < 0.05:
+            engine.scheduler.reset_prefix_cache()
+        if live and draws.random() < 0.05:
+            break_at(engine, draws.choice(live), draws.randrange(12))
+        check_references(engine)
+    engine.run(max_steps=1_000)
+    return engine
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
+)
+def test_ten_thousand_short_schedules(part: int) -> None:
+    for seed in range(part * MANY // PARTS, (part + 1) * MANY // PARTS):
+        try:
+            check_end(run_short_schedule(seed))
+        except Exception as error:
+            error.add_note(f"in run_short_schedule({seed})")
+            raise
+
+
+def test_short_schedules_reach_what_they_are_for() -> None:
+    stats = [run_short_schedule(seed).scheduler.stats() for seed in range(200)]
+    assert sum(figures.num_preemptions for figures in stats) > 25
+    assert sum(figures.num_prefix_hit_tokens for figures in stats) > 50
+    assert sum(figures.num_finished.get("abort", 0) for figures in stats) > 20
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_the_same_arrivals_give_the_same_plans(policy: str) -> None:
     def run() -> list[bytes]:
         draws = random.Random(5)
-        engine = make_engine([4], 24, SchedulerConfig(6, 16, policy), enable_prefix_caching=True)
+        engine = make_engine([full(4)], 24, SchedulerConfig(6, 16, policy), enable_prefix_caching=True)
         for number in range(60):
             prompt = [1] * draws.randrange(9) + draws.choices(range(4), k=draws.randrange(1, 12))
             max_tokens = draws.randrange(1, 12)
@@ -319,7 +423,7 @@ class TestAsyncScheduling:
 
     def engine(self, num_blocks: int = 40, **limits: Any) -> SimulatedEngine:
         config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
-        return make_engine([4], num_blocks, config, enable_prefix_caching=True, num_plans_ahead=1)
+        return make_engine([full(4)], num_blocks, config, enable_prefix_caching=True, num_plans_ahead=1)
 
     def request(self, name: str, prompt: list[int], max_tokens: int, **params: Any) -> EngineRequest:
         return EngineRequest(
