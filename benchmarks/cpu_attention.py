@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention
-from inferplane_kernels_cpu.paged_attention import Scratch, allocate_kv, paged_attention, store_kv
+from inferplane_kernels_cpu.paged_attention import Scoring, Scratch, allocate_kv, paged_attention, store_kv
 
 COLD_BYTES = 256 << 20
 """More than any cache holds."""
@@ -84,7 +84,7 @@ class Layers:
             torch.cat(slots),
             KVShape.of(first, args.heads),
         )
-        self._scale = args.head_dim**-0.5
+        self._scoring = Scoring(args.head_dim**-0.5)
         self._scratch = Scratch()
         self.plan = self.make_plan()
 
@@ -94,7 +94,7 @@ class Layers:
     def run(self, turn: int) -> None:
         kv = self.kvs[turn % len(self.kvs)]
         store_kv(self.k, self.v, kv, self.plan)
-        paged_attention(self.q, self.k, self.v, kv, self.plan, self._scale, self._scratch)
+        paged_attention(self.q, self.k, self.v, kv, self.plan, self._scoring, self._scratch)
 
 
 def best_us(call: Callable[[int], object], min_turns: int = 8, seconds: float = 1.0) -> float:

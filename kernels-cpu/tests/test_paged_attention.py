@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -11,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferplane_kernels_cpu import attention_plan
-from inferplane_kernels_cpu.attention_plan import KVShape, plan_attention
-from inferplane_kernels_cpu.paged_attention import Scratch, allocate_kv, paged_attention, store_kv
+from inferplane_kernels_cpu.attention_plan import KVShape, plan_attention, sees_all
+from inferplane_kernels_cpu.paged_attention import Scoring, Scratch, allocate_kv, paged_attention, store_kv
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
 
 
 @dataclass
 class Case:
-    """Sequences with their blocks; NaN in every slot that nothing was written to."""
+    """Sequences with their blocks; NaN in every slot that nothing was written to, and in blocks that nobody sees."""
 
     num_heads: int
     num_kv_heads: int
@@ -30,6 +31,9 @@ class Case:
     query_lens: list[int]
     consecutive: bool = False
     seed: int = 0
+    first_visible: Callable[[int], int] = sees_all
+    soft_cap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -50,6 +54,7 @@ class Case:
         self.keys = [self._randn(length, self.num_kv_heads) for length in self.seq_lens]
         self.values = [self._randn(length, self.num_kv_heads) for length in self.seq_lens]
         self.scale = self.head_dim**-0.5
+        self.sinks = torch.randn(self.num_heads, generator=self.generator) if self.has_sinks else None
 
     def _randn(self, length: int, heads: int) -> torch.Tensor:
         return torch.randn(length, heads, self.head_dim, generator=self.generator).to(self.dtype)
@@ -69,6 +74,8 @@ class Case:
             slots = self.slots(index, 0, past)
             flat[0][:, slots] = self.keys[index][:past].transpose(0, 1)
             flat[1][:, slots] = self.values[index][:past].transpose(0, 1)
+            gone = self.block_table[index, : self.first_visible(past) // self.block_size].long()
+            self.kv[:, :, gone] = math.nan
         queries = [self._randn(length, self.num_heads) for length in self.query_lens]
         new_keys = torch.cat([keys[past:] for keys, past in zip(self.keys, pasts)])
         new_values = torch.cat([values[past:] for values, past in zip(self.values, pasts)])
@@ -78,13 +85,22 @@ class Case:
             [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
         )
         shape = KVShape.of(self.kv, self.num_heads)
-        plan = plan_attention(self.query_lens, self.seq_lens, self.block_table, slot_mapping, shape)
+        scoring = Scoring(self.scale, self.soft_cap, self.sinks)
+        plan = plan_attention(
+            self.query_lens,
+            self.seq_lens,
+            self.block_table,
+            slot_mapping,
+            shape,
+            self.first_visible,
+            scoring.is_plain,
+        )
         store_kv(k, v, self.kv, plan)
         scratch = Scratch()
         paged_attention(
-            q * 3, k, v, self.kv, plan, self.scale, scratch
+            q * 3, k, v, self.kv, plan, scoring, scratch
         )  # an earlier layer leaves no trace in the plan
-        out = paged_attention(q, k, v, self.kv, plan, self.scale, scratch)
+        out = paged_attention(q, k, v, self.kv, plan, scoring, scratch)
         truth = [self.truth(query, index) for index, query in enumerate(queries)]
         return list(out.split(self.query_lens)), truth
 
@@ -92,9 +108,16 @@ class Case:
         group = self.num_heads // self.num_kv_heads
         keys, values = (x[index].double().repeat_interleave(group, 1) for x in (self.keys, self.values))
         scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * self.scale
-        positions = torch.arange(len(keys) - len(query), len(keys)).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(len(keys)) > positions, -math.inf)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        past = len(keys) - len(query)
+        for row in range(len(query)):
+            scores[:, row, past + row + 1 :] = -math.inf
+            scores[:, row, : self.first_visible(past + row)] = -math.inf
+        if self.sinks is not None:
+            of_sinks = self.sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)
+            scores = torch.cat([scores, of_sinks], -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], values)
 
     def check(self) -> None:
         for got, want in zip(*self.run()):
@@ -156,6 +179,38 @@ def test_torch_samples_products() -> None:
     assert attention_plan.can_sample()
 
 
+def window(size: int) -> Callable[[int], int]:
+    return lambda position: max(0, position - size + 1)
+
+
+def chunk(size: int) -> Callable[[int], int]:
+    return lambda position: position // size * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("first_visible", [sees_all, window(100), chunk(128)], ids=["all", "window", "chunk"])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_variants(
+    dtype: torch.dtype, first_visible: Callable[[int], int], soft_cap: float | None, has_sinks: bool
+) -> None:
+    """Prompts longer than a window and than a tile, their later parts, and decoding."""
+    for consecutive in (True, False):
+        Case(
+            6,
+            2,
+            32,
+            16,
+            dtype,
+            seq_lens=[600, 50, 400, 1, 130, 500, 90],
+            query_lens=[600, 50, 300, 1, 1, 1, 1],
+            consecutive=consecutive,
+            first_visible=first_visible,
+            soft_cap=soft_cap,
+            has_sinks=has_sinks,
+        ).check()
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_random_steps(data: st.DataObject) -> None:
@@ -176,6 +231,11 @@ def test_random_steps(data: st.DataObject) -> None:
         query_lens,
         data.draw(st.booleans()),
         data.draw(st.integers(0, 1000)),
+        data.draw(
+            st.sampled_from([sees_all, sees_all, window(1), window(19), window(64), chunk(10), chunk(32)])
+        ),
+        data.draw(st.sampled_from([None, None, 1.5])),
+        data.draw(st.booleans()),
     ).check()
 
 

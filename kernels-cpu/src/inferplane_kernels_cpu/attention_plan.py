@@ -8,7 +8,7 @@ Half of it, keys or values, is also seen as rows ``[num_kv_heads * num_slots, he
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +19,13 @@ CHUNK_BYTES = 8 << 20
 
 QUERY_TILE = 256
 """Queries of one product when a prompt continues; the mask is this high, and as wide as the longest sequence."""
+
+FirstVisible = Callable[[int], int]
+"""The earliest token that the token at a position sees; it sees all from there up to itself. Never falls."""
+
+
+def sees_all(position: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class KVShape:
 
 @dataclass(frozen=True)
 class Slice:
-    """A request whose tokens lie in consecutive slots."""
+    """The seen tokens of a request, which lie in consecutive slots."""
 
     first_slot: int
     length: int
@@ -48,7 +55,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Rows:
-    """A request whose tokens lie anywhere: its rows in keys and, ``num_kv_heads * num_slots`` further, in values.
+    """The seen tokens of a request, which lie anywhere: their rows in keys and, ``num_kv_heads * num_slots`` further,
+    in values.
 
     ``both: [2 * num_kv_heads * length]``, ordered ``[2, num_kv_heads, length]``.
     """
@@ -59,9 +67,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Requests of similar length with one query each; all are read as ``max_len`` long.
+    """Requests that see a similar number of tokens with one query each; all are read as ``max_len`` long.
 
-    What pads a shorter one are rows of its own first token. That token is always written, so the padding is finite
+    What pads a shorter one are rows of its own first seen token. That token is always written, so the padding is finite
     wherever the request itself is: a weight of zero times what was left in an unwritten slot could be NaN.
     """
 
@@ -90,12 +98,23 @@ class FreshPrompts:
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """A request with several queries and a stored past."""
+class Tile:
+    """Queries of one product, as rows of the step, and what they see, as a part of what is fetched."""
 
-    first_token: int
-    query_len: int
+    first_query: int
+    end_query: int
+    first_key: int
+    end_key: int
+    mask: torch.Tensor
+    """Added to scores: ``[queries, keys]``, 0 or minus infinity, in the queries' dtype."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A request with several queries, and the tokens that any of them sees."""
+
     stored: Slice | Rows
+    tiles: list[Tile]
 
 
 @dataclass(frozen=True)
@@ -109,8 +128,6 @@ class AttentionPlan:
     """Token rows in the order of ``decodes``; None when that is every token of the step in its own order."""
     fresh: list[FreshPrompts]
     continuations: list[Continuation]
-    causal_mask: torch.Tensor | None
-    """For continuations, ``[QUERY_TILE, longest]`` in the queries' dtype: its lower right corner fits every tile."""
 
 
 def plan_attention(
@@ -119,38 +136,43 @@ def plan_attention(
     block_table: torch.Tensor,
     slot_mapping: torch.Tensor,
     shape: KVShape,
+    first_visible: FirstVisible = sees_all,
+    may_fuse: bool = True,
 ) -> AttentionPlan:
     """Sorts the requests of a step into kinds of work.
 
     ``block_table: [num_reqs, >= blocks]`` integers, ``slot_mapping: [num_tokens]`` int64, one slot for each token.
-    Request i has the next ``query_lens[i]`` tokens of the batch, the last of its ``seq_lens[i]``.
+    Request i has the next ``query_lens[i]`` tokens of the batch, the last of its ``seq_lens[i]``. Blocks of tokens that
+    no query sees are not looked at. Without ``may_fuse`` there are no `FreshPrompts`.
     """
     decodes: list[int] = []
     fresh: list[FreshPrompts] = []
     continuations: list[Continuation] = []
     first_tokens: list[int] = []
+    masks = _Masks(max(seq_lens, default=0), shape.dtype)
     num_tokens = 0
     for index, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens)):
         first_tokens.append(num_tokens)
         if query_len == 1:
             decodes.append(index)
-        elif query_len == seq_len:
+        elif query_len == seq_len and may_fuse and first_visible(seq_len - 1) == 0:
             _add_fresh(fresh, num_tokens, query_len)
         else:
-            stored = _locate(block_table[index], seq_len, shape)
-            continuations.append(Continuation(num_tokens, query_len, stored))
+            start = first_visible(seq_len - query_len)
+            stored = _locate(block_table[index], start, seq_len, shape)
+            tiles = _tiles(num_tokens, query_len, seq_len, first_visible, masks)
+            continuations.append(Continuation(stored, tiles))
         num_tokens += query_len
-    decodes.sort(key=lambda index: -seq_lens[index])
+    starts = [first_visible(seq_len - 1) for seq_len in seq_lens]
+    decodes.sort(key=lambda index: starts[index] - seq_lens[index])
     tokens = [first_tokens[index] for index in decodes]
     heads = torch.arange(shape.num_kv_heads) * shape.num_slots
-    longest = max((seq for query, seq in zip(query_lens, seq_lens) if query < seq), default=0)
     return AttentionPlan(
         store_rows=(slot_mapping.unsqueeze(1) + heads).flatten(),
-        decodes=_group(decodes, seq_lens, block_table, shape),
+        decodes=_group(decodes, starts, seq_lens, block_table, shape),
         decode_tokens=None if tokens == list(range(num_tokens)) else torch.tensor(tokens),
         fresh=fresh,
         continuations=continuations,
-        causal_mask=_causal_mask(longest, shape.dtype) if continuations else None,
     )
 
 
@@ -163,52 +185,104 @@ def _add_fresh(fresh: list[FreshPrompts], first_token: int, query_len: int) -> N
     fresh.append(FreshPrompts(first_token, 1, query_len))
 
 
-def _locate(blocks: torch.Tensor, length: int, shape: KVShape) -> Slice | Rows:
-    if (run := _consecutive(blocks, length, shape)) is not None:
+def _tiles(
+    first_row: int, query_len: int, seq_len: int, first_visible: FirstVisible, masks: _Masks
+) -> list[Tile]:
+    """Each with the keys up to its own last query and no further, from the first that one of its queries sees."""
+    past_len = seq_len - query_len
+    fetched_from = first_visible(past_len)
+    tiles = []
+    for first in range(0, query_len, QUERY_TILE):
+        last = min(first + QUERY_TILE, query_len)
+        lowest = [first_visible(position) for position in range(past_len + first, past_len + last)]
+        num_keys = past_len + last - lowest[0]
+        mask = masks.make([low - lowest[0] for low in lowest], num_keys)
+        start = lowest[0] - fetched_from
+        tiles.append(Tile(first_row + first, first_row + last, start, start + num_keys, mask))
+    return tiles
+
+
+class _Masks:
+    """Of one step. Where only the future is hidden, the lower right corner of one mask fits every tile."""
+
+    def __init__(self, longest: int, dtype: torch.dtype) -> None:
+        self._longest = longest
+        self._dtype = dtype
+        self._causal: torch.Tensor | None = None
+
+    def make(self, num_hidden: list[int], num_keys: int) -> torch.Tensor:
+        """``[len(num_hidden), num_keys]``: query i does not see the first ``num_hidden[i]`` keys, and the last query
+        sees all behind its own."""
+        num_queries = len(num_hidden)
+        if num_hidden[-1] == 0:
+            if self._causal is None:
+                self._causal = _causal_mask(self._longest, self._dtype)
+            return self._causal[-num_queries:, -num_keys:]
+        keys = torch.arange(num_keys)
+        own = torch.arange(num_keys - num_queries, num_keys).unsqueeze(1)
+        is_hidden = (keys > own) | (keys < torch.tensor(num_hidden).unsqueeze(1))
+        return torch.zeros(is_hidden.shape, dtype=self._dtype).masked_fill_(is_hidden, float("-inf"))
+
+
+def _locate(blocks: torch.Tensor, start: int, end: int, shape: KVShape) -> Slice | Rows:
+    if (run := _consecutive(blocks, start, end, shape)) is not None:
         return run
-    slots = _slots(blocks.unsqueeze(0), length, shape)
+    slots = _slots(blocks.unsqueeze(0), [start], end - start, shape)
     heads = torch.arange(2 * shape.num_kv_heads).unsqueeze(1) * shape.num_slots
-    return Rows((heads + slots).flatten(), length)
+    return Rows((heads + slots).flatten(), end - start)
 
 
-def _consecutive(blocks: torch.Tensor, length: int, shape: KVShape) -> Slice | None:
-    num_blocks = -(-length // shape.block_size)
-    ids = blocks[:num_blocks].tolist()
-    if ids != list(range(ids[0], ids[0] + num_blocks)):
+def _consecutive(blocks: torch.Tensor, start: int, end: int, shape: KVShape) -> Slice | None:
+    first, last = start // shape.block_size, -(-end // shape.block_size)
+    ids = blocks[first:last].tolist()
+    if ids != list(range(ids[0], ids[0] + last - first)):
         return None
-    return Slice(ids[0] * shape.block_size, length)
+    return Slice(ids[0] * shape.block_size + start % shape.block_size, end - start)
 
 
 def _group(
-    decodes: list[int], seq_lens: Sequence[int], block_table: torch.Tensor, shape: KVShape
+    decodes: list[int], starts: list[int], ends: Sequence[int], block_table: torch.Tensor, shape: KVShape
 ) -> list[Slice | DecodeGroup]:
-    """Cuts requests, longest first, into groups that are padded by a third at most."""
+    """Cuts requests, those that see most first, into groups that are padded by a third at most."""
     samples = shape.dtype == torch.float32 and can_sample()
-    most_tokens = max(seq_lens, default=0) * len(decodes)
+    lens = [end - start for start, end in zip(starts, ends)]
+    most_tokens = max(lens, default=0) * len(decodes)
     if not samples:
         most_tokens = CHUNK_BYTES // (shape.num_kv_heads * shape.head_dim * 4)
     groups: list[Slice | DecodeGroup] = []
-    start = 0
-    while start < len(decodes):
-        longest = seq_lens[decodes[start]]
-        end = start + 1
+    at = 0
+    while at < len(decodes):
+        longest = lens[decodes[at]]
+        end = at + 1
         while (
             end < len(decodes)
-            and (end + 1 - start) * longest <= most_tokens
-            and seq_lens[decodes[end]] * 4 >= longest * 3
+            and (end + 1 - at) * longest <= most_tokens
+            and lens[decodes[end]] * 4 >= longest * 3
         ):
             end += 1
-        members = decodes[start:end]
-        run = _consecutive(block_table[members[0]], longest, shape) if len(members) == 1 else None
-        lens = [seq_lens[index] for index in members]
-        groups.append(run or _decode_group(block_table[torch.tensor(members)], lens, shape, samples))
-        start = end
+        members = decodes[at:end]
+        run = None
+        if len(members) == 1:
+            run = _consecutive(block_table[members[0]], starts[members[0]], ends[members[0]], shape)
+        groups.append(
+            run
+            or _decode_group(
+                block_table[torch.tensor(members)],
+                [starts[index] for index in members],
+                [lens[index] for index in members],
+                shape,
+                samples,
+            )
+        )
+        at = end
     return groups
 
 
-def _decode_group(blocks: torch.Tensor, lens: list[int], shape: KVShape, samples: bool) -> DecodeGroup:
+def _decode_group(
+    blocks: torch.Tensor, starts: list[int], lens: list[int], shape: KVShape, samples: bool
+) -> DecodeGroup:
     num_reqs, max_len = len(lens), max(lens)
-    slots, mask = _slots(blocks, max_len, shape), None
+    slots, mask = _slots(blocks, starts, max_len, shape), None
     if min(lens) != max_len:
         is_padding = torch.arange(max_len) >= torch.tensor(lens).unsqueeze(1)
         slots = torch.where(is_padding, slots[:, :1], slots)
@@ -216,23 +290,28 @@ def _decode_group(blocks: torch.Tensor, lens: list[int], shape: KVShape, samples
     heads = torch.arange(shape.num_kv_heads).unsqueeze(1) * shape.num_slots
     key_rows = slots.unsqueeze(1) + heads
     rows = key_rows.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1).flatten()
-    starts = torch.arange(num_reqs * shape.num_heads + 1) * max_len
+    row_starts = torch.arange(num_reqs * shape.num_heads + 1) * max_len
     scores = None
     if samples:
         size = (num_reqs * shape.num_heads, shape.num_kv_heads * shape.num_slots)
         scores = torch.sparse_csr_tensor(
-            starts, rows, torch.zeros(rows.shape), size=size, check_invariants=False
+            row_starts, rows, torch.zeros(rows.shape), size=size, check_invariants=False
         )
     return DecodeGroup(
-        num_reqs, max_len, rows, starts[:-1], mask, scores, None if samples else key_rows.flatten()
+        num_reqs, max_len, rows, row_starts[:-1], mask, scores, None if samples else key_rows.flatten()
     )
 
 
-def _slots(blocks: torch.Tensor, length: int, shape: KVShape) -> torch.Tensor:
-    """``[num_reqs, blocks] -> [num_reqs, length]`` int64"""
-    num_blocks = -(-length // shape.block_size)
-    first = blocks[:, :num_blocks].to(torch.int64) * shape.block_size
-    return (first.unsqueeze(2) + torch.arange(shape.block_size)).flatten(1)[:, :length]
+def _slots(blocks: torch.Tensor, starts: list[int], length: int, shape: KVShape) -> torch.Tensor:
+    """``[num_reqs, blocks] -> [num_reqs, length]`` int64, from token ``starts[i]`` on; past a request's last block the
+    slots are some other block's."""
+    if not any(starts):
+        num_blocks = -(-length // shape.block_size)
+        first = blocks[:, :num_blocks].to(torch.int64) * shape.block_size
+        return (first.unsqueeze(2) + torch.arange(shape.block_size)).flatten(1)[:, :length]
+    tokens = torch.tensor(starts).unsqueeze(1) + torch.arange(length)
+    index = (tokens // shape.block_size).clamp_(max=blocks.shape[1] - 1)
+    return blocks.gather(1, index).to(torch.int64) * shape.block_size + tokens % shape.block_size
 
 
 def _causal_mask(longest: int, dtype: torch.dtype) -> torch.Tensor:

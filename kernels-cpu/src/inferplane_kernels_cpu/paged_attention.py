@@ -11,18 +11,35 @@ Softmax is in float32 throughout.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from inferplane_kernels_cpu.attention_plan import (
-    QUERY_TILE,
     AttentionPlan,
     Continuation,
     DecodeGroup,
     FreshPrompts,
     Rows,
     Slice,
+    Tile,
 )
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of products of queries and keys."""
+
+    scale: float
+    soft_cap: float | None = None
+    """Scaled scores become ``soft_cap * tanh(score / soft_cap)``."""
+    sinks: torch.Tensor | None = None
+    """``[num_heads]`` float32: a logit of each head that joins the softmax's denominator."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.soft_cap is None and self.sinks is None
 
 
 class Scratch:
@@ -59,30 +76,30 @@ def paged_attention(
     v: torch.Tensor,
     kv: torch.Tensor,
     plan: AttentionPlan,
-    scale: float,
+    scoring: Scoring,
     scratch: Scratch,
 ) -> torch.Tensor:
     """Causal attention of ``q: [num_tokens, num_heads, head_dim]`` over what is stored, this step's k and v included.
 
     ``k, v: [num_tokens, num_kv_heads, head_dim]`` must be in ``kv`` already; prompts without a past read them here,
-    where they lie together. Returns a new tensor of q's shape and dtype.
+    where they lie together. The plan was made with ``may_fuse`` only if scoring is plain. Returns a new tensor of q's
+    shape and dtype.
     """
     if plan.decodes and plan.decode_tokens is None:
-        return _decode(q, kv, plan.decodes, scale, scratch)
+        return _decode(q, kv, plan.decodes, scoring, scratch)
     out = q.new_empty(q.shape)
     if plan.decodes and plan.decode_tokens is not None:
-        decoded = _decode(q.index_select(0, plan.decode_tokens), kv, plan.decodes, scale, scratch)
+        decoded = _decode(q.index_select(0, plan.decode_tokens), kv, plan.decodes, scoring, scratch)
         out.index_copy_(0, plan.decode_tokens, decoded)
     for prompts in plan.fresh:
-        _attend_fresh(prompts, q, k, v, scale, out)
+        _attend_fresh(prompts, q, k, v, scoring.scale, out)
     for continuation in plan.continuations:
-        assert plan.causal_mask is not None
-        _attend_continuation(continuation, q, kv, plan.causal_mask, scale, scratch, out)
+        _attend_continuation(continuation, q, kv, scoring, scratch, out)
     return out
 
 
 def _decode(
-    q: torch.Tensor, kv: torch.Tensor, decodes: list[Slice | DecodeGroup], scale: float, scratch: Scratch
+    q: torch.Tensor, kv: torch.Tensor, decodes: list[Slice | DecodeGroup], scoring: Scoring, scratch: Scratch
 ) -> torch.Tensor:
     """``q: [num_reqs, num_heads, head_dim]`` in the order of ``decodes``; returns the same in q's dtype."""
     parts = []
@@ -91,28 +108,24 @@ def _decode(
         end = start + (decode.num_reqs if isinstance(decode, DecodeGroup) else 1)
         attend = _decode_group if isinstance(decode, DecodeGroup) else _decode_slice
         rows = q[start:end]
-        parts.append(attend(rows.float(), kv, decode, scale, scratch).view(rows.shape))  # type: ignore[arg-type]
+        parts.append(attend(rows.float(), kv, decode, scoring, scratch).view(rows.shape))  # type: ignore[arg-type]
         start = end
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(q.dtype)
 
 
 def _decode_group(
-    q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup, scale: float, scratch: Scratch
+    q: torch.Tensor, kv: torch.Tensor, group: DecodeGroup, scoring: Scoring, scratch: Scratch
 ) -> torch.Tensor:
     """``q: [num_reqs, num_heads, head_dim]`` float32 -> ``[num_reqs * num_heads, head_dim]`` in kv's dtype."""
     keys, values = _halves(kv)
     if group.scores is not None:
         torch.sparse.sampled_addmm(
-            group.scores, q.flatten(0, 1), keys.T, beta=0.0, alpha=scale, out=group.scores
+            group.scores, q.flatten(0, 1), keys.T, beta=0.0, alpha=scoring.scale, out=group.scores
         )
         scores = group.scores.values().view(group.num_reqs, -1, group.max_len)
     else:
-        scores = _scores_of_gathered(q, keys, group, scale, scratch)
-    if group.mask is not None:
-        scores = (
-            scores + group.mask
-        )  # not in place: the next layer's product adds 0 times what stands in the scores
-    weights = scores.softmax(-1).to(values.dtype).flatten()
+        scores = _scores_of_gathered(q, keys, group, scoring.scale, scratch)
+    weights = _weights(scores, group.mask, scoring).to(values.dtype).flatten()
     # (weights, rows, starts, scale_grad_by_freq, mode 0: sum, sparse, per_sample_weights)
     return torch.embedding_bag(values, group.rows, group.row_starts, False, 0, False, weights)[0]
 
@@ -131,12 +144,28 @@ def _scores_of_gathered(
 
 
 def _decode_slice(
-    q: torch.Tensor, kv: torch.Tensor, run: Slice, scale: float, scratch: Scratch
+    q: torch.Tensor, kv: torch.Tensor, run: Slice, scoring: Scoring, scratch: Scratch
 ) -> torch.Tensor:
     """``q: [1, num_heads, head_dim]`` float32 -> ``[num_kv_heads, num_heads / num_kv_heads, head_dim]`` float32."""
     keys, values = _widen(kv.flatten(2, 3)[:, :, run.first_slot : run.first_slot + run.length], scratch)
-    scores = _multiply(q.reshape(keys.shape[0], -1, keys.shape[2]), keys, scale)
-    return torch.bmm(scores.softmax(-1), values)
+    scores = _multiply(q.reshape(keys.shape[0], -1, keys.shape[2]), keys, scoring.scale)
+    weights = _weights(scores.view(1, q.shape[1], -1), None, scoring)
+    return torch.bmm(weights.view(scores.shape), values)
+
+
+def _weights(scores: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring) -> torch.Tensor:
+    """Softmax of ``[n, num_heads, keys]`` over the keys, float32. Not in place: a layer's next product may add 0 times
+    what stands in the scores."""
+    if scoring.soft_cap is not None:
+        scores = (scores / scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
+    if mask is not None:
+        scores = scores + mask
+    if scoring.sinks is None:
+        return scores.softmax(-1)
+    sinks = scoring.sinks.view(1, -1, 1)
+    highest = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = (scores - highest).exp_()
+    return weights.div_(weights.sum(-1, keepdim=True) + (sinks - highest).exp_())
 
 
 def _multiply(rows: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
@@ -169,27 +198,48 @@ def _attend_continuation(
     continuation: Continuation,
     q: torch.Tensor,
     kv: torch.Tensor,
-    causal_mask: torch.Tensor,
-    scale: float,
+    scoring: Scoring,
     scratch: Scratch,
     out: torch.Tensor,
 ) -> None:
-    """Tile by tile, each with the keys up to its own last query and no further."""
-    keys, values = _fetch(continuation.stored, kv, scratch).unsqueeze(1)
-    past_len = continuation.stored.length - continuation.query_len
-    for first in range(0, continuation.query_len, QUERY_TILE):
-        last = min(first + QUERY_TILE, continuation.query_len)
-        rows = slice(continuation.first_token + first, continuation.first_token + last)
-        end = past_len + last
-        attended = scaled_dot_product_attention(
-            q[rows].transpose(0, 1).unsqueeze(0),
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=causal_mask[-(last - first) :, -end:],
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[rows] = attended[0].transpose(0, 1)
+    keys, values = _fetch(continuation.stored, kv, scratch)
+    for tile in continuation.tiles:
+        rows = slice(tile.first_query, tile.end_query)
+        attend = _attend_tile if scoring.is_plain else _attend_tile_in_steps
+        seen = slice(tile.first_key, tile.end_key)
+        out[rows] = attend(q[rows], keys[:, seen], values[:, seen], tile, scoring)
+
+
+def _attend_tile(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile, scoring: Scoring
+) -> torch.Tensor:
+    """``q: [queries, num_heads, head_dim]``, ``keys, values: [num_kv_heads, seen, head_dim]``; returns like q."""
+    attended = scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=tile.mask,
+        scale=scoring.scale,
+        enable_gqa=True,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _attend_tile_in_steps(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile, scoring: Scoring
+) -> torch.Tensor:
+    """The same with scores that torch's fused attention does not know, one KV head at a time to keep them small."""
+    num_queries, num_heads, head_dim = q.shape
+    per_head = num_heads // keys.shape[0]
+    out = torch.empty(num_heads, num_queries, head_dim, dtype=q.dtype)
+    mask = tile.mask.float().unsqueeze(1)
+    for head in range(keys.shape[0]):
+        own = slice(head * per_head, (head + 1) * per_head)
+        scores = torch.einsum("qhd,kd->qhk", q[:, own].float(), keys[head].float()) * scoring.scale
+        sinks = None if scoring.sinks is None else scoring.sinks[own]
+        weights = _weights(scores, mask, replace(scoring, sinks=sinks))
+        out[own] = torch.einsum("qhk,kd->hqd", weights, values[head].float()).to(q.dtype)
+    return out.transpose(0, 1)
 
 
 def _fetch(stored: Slice | Rows, kv: torch.Tensor, scratch: Scratch) -> torch.Tensor:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from inferplane.api import DeviceDescriptor
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
+from inferplane.api.kv import (
+    AttentionSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from inferplane.plugins import load_plugins
 from inferplane_cpu.attention import CpuPagedAttention
 
@@ -19,9 +26,23 @@ NUM_BLOCKS = 64
 TOLERANCES = {"float32": 3e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
 
 
-def make_layer(name: str, dtype: str, block_size: int) -> AttentionLayer:
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_dim=32, dtype=dtype)
-    return AttentionLayer(name=name, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=spec)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "window": {"window": 9, "soft_cap": 1.5},
+    "chunk": {"chunk": 7, "has_sinks": True},
+}
+
+
+def make_layer(
+    name: str, dtype: str, block_size: int, *, window: int = 0, chunk: int = 0, **extra: Any
+) -> AttentionLayer:
+    shape: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 2, "head_dim": 32, "dtype": dtype}
+    spec: AttentionSpec = FullAttentionSpec(**shape)
+    if window:
+        spec = SlidingWindowSpec(window=window, **shape)
+    if chunk:
+        spec = ChunkedLocalSpec(chunk=chunk, **shape)
+    return AttentionLayer(name=name, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=spec, **extra)
 
 
 def reference_backend() -> type[AttentionBackend]:
@@ -90,8 +111,9 @@ class Requests:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_step_after_step(dtype: str, block_size: int, seed: int) -> None:
-    layers = [make_layer(name, dtype, block_size) for name in ("first", "second")]
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_step_after_step(variant: str, dtype: str, block_size: int, seed: int) -> None:
+    layers = [make_layer(name, dtype, block_size, **VARIANTS[variant]) for name in ("first", "second")]
     backends = [CpuPagedAttention(), reference_backend()()]
     torch_dtype = getattr(torch, dtype)
     kvs = {
@@ -103,6 +125,7 @@ def test_step_after_step(dtype: str, block_size: int, seed: int) -> None:
     }
     requests = Requests(seed, block_size)
     generator = torch.Generator().manual_seed(seed)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -3.0]) if layers[0].has_sinks else None
     num_steps = 0
     for _ in range(25):
         inputs = requests.step()
@@ -115,7 +138,7 @@ def test_step_after_step(dtype: str, block_size: int, seed: int) -> None:
             q, k, v = qkv.split([6, 2, 2], dim=1)
             kept = qkv.clone()
             got, want = (
-                backend.forward(layer, q, k, v, kvs[backend.name, layer.name], about)
+                backend.forward(layer, q, k, v, kvs[backend.name, layer.name], about, sinks=sinks)
                 for backend, about in zip(backends, metadata)
             )
             assert got.dtype == torch_dtype
@@ -146,6 +169,5 @@ def test_what_it_does_not_do() -> None:
     assert reason(layer) is None
     assert "not in torch.float64" in (reason(layer, dtype=torch.float64) or "")
     assert "not in torch.int8" in (reason(layer, kv_dtype=torch.int8) or "")
-    assert "not KVCacheSpec" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
-    assert "soft cap" in (reason(replace(layer, soft_cap=30.0)) or "")
-    assert "sinks" in (reason(replace(layer, has_sinks=True)) or "")
+    assert "not of KVCacheSpec" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
+    assert reason(replace(layer, soft_cap=30.0, has_sinks=True)) is None

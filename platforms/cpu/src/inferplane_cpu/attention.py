@@ -5,38 +5,42 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention
-from inferplane_kernels_cpu.paged_attention import Scratch, allocate_kv, paged_attention, store_kv
+from inferplane_kernels_cpu.paged_attention import Scoring, Scratch, allocate_kv, paged_attention, store_kv
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
 
 
 class StepMetadata:
-    """One step of a group. The plan is made at the first layer, whose KV tensor says how many slots there are."""
+    """One step of a group. A plan is made at the first layer that needs it, whose KV says how many slots there are."""
 
     def __init__(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs
-        self._shape: KVShape | None = None
-        self._plan: AttentionPlan | None = None
+        self._plans: dict[tuple[KVShape, bool], AttentionPlan] = {}
 
-    def plan(self, kv: torch.Tensor, num_heads: int) -> AttentionPlan:
-        shape = KVShape.of(kv, num_heads)
-        if self._plan is None or shape != self._shape:
+    def plan(self, layer: AttentionLayer, kv: torch.Tensor, may_fuse: bool) -> AttentionPlan:
+        shape = KVShape.of(kv, layer.num_heads)
+        plan = self._plans.get((shape, may_fuse))
+        if plan is None:
             inputs = self._inputs
-            self._shape = shape
-            self._plan = plan_attention(
+            plan = self._plans[shape, may_fuse] = plan_attention(
                 inputs.query_lens_host,
                 inputs.seq_lens_host,
                 inputs.block_table,
                 inputs.slot_mapping,
                 shape,
+                layer.spec.first_visible_token,
+                may_fuse,
             )
-        return self._plan
+        return plan
 
 
 class CpuPagedAttention(AttentionBackend):
-    """Full attention in float32, bfloat16 and float16, of any head size and any block size.
+    """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16.
+
+    Heads and blocks may have any size.
 
     Keys and values of a layer lie as ``[2, num_kv_heads, num_blocks, block_size, head_dim]``.
     """
@@ -50,10 +54,9 @@ class CpuPagedAttention(AttentionBackend):
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         layer = query.layer
-        if type(layer.spec) is not FullAttentionSpec:
-            return f"computes full attention only, not {type(layer.spec).__name__}"
-        if layer.soft_cap is not None or layer.has_sinks:
-            return "knows neither soft caps nor sinks"
+        if type(layer.spec) not in _SPECS:
+            known = ", ".join(spec.__name__ for spec in _SPECS)
+            return f"computes attention of {known}, not of {type(layer.spec).__name__}"
         for dtype in (query.dtype, query.kv_dtype):
             if dtype not in _DTYPES:
                 return f"computes in {', '.join(map(str, _DTYPES))}, not in {dtype}"
@@ -79,6 +82,7 @@ class CpuPagedAttention(AttentionBackend):
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        plan = metadata.plan(kv, layer.num_heads)
+        scoring = Scoring(layer.scale, layer.soft_cap, sinks)
+        plan = metadata.plan(layer, kv, may_fuse=scoring.is_plain)
         store_kv(k, v, kv, plan)
-        return paged_attention(q, k, v, kv, plan, layer.scale, self._scratch)
+        return paged_attention(q, k, v, kv, plan, scoring, self._scratch)
