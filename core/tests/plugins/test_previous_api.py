@@ -14,6 +14,7 @@ from inferplane import LLM, SamplingParams
 from inferplane.api import DeviceDescriptor, hookspecs
 from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane.config import ConfigError
 from inferplane.plugins import PluginError, PluginRecord, discovery, load_plugins
 from toy_plugins import ToyIndex
 
@@ -47,6 +48,22 @@ def test_a_platform_of_the_previous_major_serves(toys: ToyIndex, tiny_model: Cal
     elder = record("elder")
     assert elder.is_adapted and elder.api == "1.0"
     assert elder.notes == ("written for plugin API 1.0, which the next major ends; this inferplane has 2.0",)
+
+
+def test_a_worker_that_answers_at_once(toys: ToyIndex, tiny_model: Callable[[str], Path]) -> None:
+    """As a worker of API 1 did; and it is not asked for what API 1 did not have."""
+    install_elder(
+        toys,
+        **{
+            "        return ModelWorker\n": "        class ElderWorker(ModelWorker):\n"
+            "            def sample(self): return super().sample().result()\n"
+            "        return ElderWorker\n"
+        },
+    )
+    folder = tiny_model("llama")
+    assert generate(folder, "elder") == generate(folder, "reference")
+    with pytest.raises(ConfigError, match="async_scheduling needs plugin API 2; platform 'elder'"):
+        LLM(str(folder), device="elder", async_scheduling=True, kv_cache_bytes=4 << 20)
 
 
 def query(**changes: object) -> AttentionQuery:

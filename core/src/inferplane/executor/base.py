@@ -92,4 +92,4 @@ def make_worker(config: EngineConfig, plugins: PluginSet, group: ProcessGroup) -
     """The worker that the configured platform has for a rank of ``group``."""
     device = plugins.select_device(f"{config.device.platform}:{config.device.index}")
     platform = plugins.platform(device)
-    return platform.worker_class()(WorkerContext(config, platform, device, plugins, group))
+    return plugins.worker_class(device)(WorkerContext(config, platform, device, plugins, group))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel, LinearShape
     from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
+    from inferplane.api.worker import Worker
     from inferplane.config import EngineConfig
     from inferplane.plugins.decision import Decision
 
@@ -132,6 +133,15 @@ class PluginSet:
                 raise PluginError(f"{label} made {platform!r} for its device, not an inferplane.api.Platform")
             self._platforms[device] = platform
         return self._platforms[device]
+
+    def worker_class(self, device: DeviceDescriptor) -> type[Worker]:
+        """Of the device's platform, for this core's API."""
+        worker = self.platform(device).worker_class()
+        if not self._records[device.platform].is_adapted:
+            return worker
+        from inferplane.plugins import previous_api
+
+        return previous_api.adapt_worker(worker)
 
     def _probe(self, names: Iterable[str]) -> None:
         probes = {

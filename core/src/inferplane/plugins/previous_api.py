@@ -6,6 +6,8 @@ API 1 differs from API 2 in this:
   `AttentionQuery`. `AttentionBackend.forward` had no ``sinks``, and a layer had neither a soft cap nor a KV cache of
   another dtype: a backend of API 1 cannot know that it does not know them, so it is asked only about layers without.
 
+- `Worker.sample` returned the result itself, and the next plan never came before it.
+
 Everything else that API 2 changed is an addition with a default. Imports torch.
 """
 
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
+from inferplane.api.worker import DoneStep, PendingStep, Worker, WorkerContext
+from inferplane.config import ConfigError
 
 
 def adapt(hook: str, answer: Any) -> Any:
@@ -57,6 +61,26 @@ def adapt_attention(backend: Any) -> type[AttentionBackend]:
             return super().forward(layer, q, k, v, kv, metadata)
 
     Adapted.__name__, Adapted.__qualname__ = backend.__name__, backend.__qualname__
+    return Adapted
+
+
+def adapt_worker(worker: type[Worker]) -> type[Worker]:
+    """A subclass whose step is done when `sample` returns, whatever the class's own `sample` gives."""
+
+    class Adapted(worker):  # type: ignore[misc, valid-type]
+        def __init__(self, context: WorkerContext) -> None:
+            if context.config.scheduler.async_scheduling:
+                raise ConfigError(
+                    "async_scheduling",
+                    f"async_scheduling needs plugin API 2; platform {context.device.platform!r} was written for API 1",
+                )
+            super().__init__(context)
+
+        def sample(self) -> PendingStep:
+            result = super().sample()
+            return result if isinstance(result, PendingStep) else DoneStep(result)
+
+    Adapted.__name__, Adapted.__qualname__ = worker.__name__, worker.__qualname__
     return Adapted
 
 
