@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -11,15 +10,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from inferplane.engine.output import CompletionDelta
-from inferplane_server.body import body_schema, read_body
+from inferplane_server.body import body_schema
 from inferplane_server.chunks import ChunkFrame
-from inferplane_server.connection import BoundToCaller
-from inferplane_server.generation import Choice, GenerationRequest, Usage, collect, stream
+from inferplane_server.generation import Choice, Collected, GenerationRequest, Usage, stream
+from inferplane_server.job import Job, answer
 from inferplane_server.logprobs import chat_logprobs, prompt_logprobs_by_id
-from inferplane_server.prompts import encode_prompts
 from inferplane_server.protocol.chat import ChatRequest
-from inferplane_server.service import Service, new_id
-from inferplane_server.sse import EventStream, encode_json
+from inferplane_server.protocol.completions import RawPrompt
+from inferplane_server.service import Service
+from inferplane_server.sse import encode_json
 
 router = APIRouter(tags=["chat"])
 
@@ -27,65 +26,36 @@ router = APIRouter(tags=["chat"])
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
 async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation; as server-sent events when ``stream`` is true."""
-    service = Service.of(request)
-    service.lifecycle.check_ready()
-    body = await read_body(request, ChatRequest, service.settings.max_body_bytes)
-    model = service.check_model(body.model)
-    body.check()
-    return BoundToCaller(service.lifecycle, ChatJob(service, body, model).respond)
+    return await answer(request, ChatRequest, ChatJob)
 
 
-class ChatJob:
+class ChatJob(Job[ChatRequest]):
     """One chat request on its way from messages to a response."""
 
     def __init__(self, service: Service, body: ChatRequest, model: str) -> None:
-        self._service = service
-        self._body = body
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(service, body, model, id_prefix="chatcmpl", kind=kind)
         self._num_top = body.top_logprobs or 0
-        self._id = new_id("chatcmpl")
-        self._header = {
-            "id": self._id,
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": service.system_fingerprint,
-        }
 
-    async def respond(self) -> Response:
-        generation = await self._prepare()
-        if self._body.stream:
-            return EventStream(self._events(generation))
-        collected = await collect(self._service.engine, self._service.metrics, generation)
-        answer: dict[str, Any] = {
-            **self._header,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(collected.choices)],
-            "usage": collected.usage.as_dict(),
-        }
-        if (positions := collected.prompt_logprobs[0]) is not None:
-            answer["prompt_logprobs"] = prompt_logprobs_by_id(positions, self._service.token_texts)
-        return Response(encode_json(answer), media_type="application/json")
+    @property
+    def _max_tokens(self) -> int | None:
+        return self._body.max_output_tokens
 
-    async def _prepare(self) -> GenerationRequest:
-        body, engine = self._body, self._service.engine
-        max_model_len = engine.config.model.max_model_len
-        params = body.sampling_params(
-            engine.generation_defaults,
-            max_tokens=body.max_output_tokens,
-            max_model_len=max_model_len,
-            logprobs=self._num_top if body.logprobs else None,
-        )
-        params.check_vocabulary(engine.config.model.vocab_size)
-        text = await self._service.chat_prompts.render(body)
-        prompts = await encode_prompts(
-            engine, [text], add_special_tokens=body.add_special_tokens, max_tokens=params.max_tokens
-        )
-        return GenerationRequest(
-            id=self._id,
-            prompts=prompts,
-            params=params,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-        )
+    @property
+    def _logprobs_wanted(self) -> dict[str, Any]:
+        return {"logprobs": self._num_top if self._body.logprobs else None}
+
+    async def _prompts(self) -> list[RawPrompt]:
+        return [await self._service.chat_prompts.render(self._body)]
+
+    def _choices(self, generation: GenerationRequest, collected: Collected) -> list[dict[str, Any]]:
+        return [self._choice(index, choice) for index, choice in enumerate(collected.choices)]
+
+    def _more(self, collected: Collected) -> dict[str, Any]:
+        positions = collected.prompt_logprobs[0]
+        if positions is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs_by_id(positions, self._service.token_texts)}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         has_logprobs = self._body.logprobs

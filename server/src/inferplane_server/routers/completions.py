@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,23 +11,21 @@ from starlette.responses import Response
 
 from inferplane.engine.output import CompletionDelta
 from inferplane.request import PositionLogprobs
-from inferplane_server.body import body_schema, read_body
+from inferplane_server.body import body_schema
 from inferplane_server.chunks import ChunkFrame
-from inferplane_server.connection import BoundToCaller
 from inferplane_server.generation import (
     Choice,
     Collected,
     GenerationRequest,
     PromptDelta,
     Usage,
-    collect,
     stream,
 )
+from inferplane_server.job import Job, answer
 from inferplane_server.logprobs import CompletionLogprobs, join_layouts, prompt_logprobs_by_id
-from inferplane_server.prompts import encode_prompts
-from inferplane_server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from inferplane_server.service import Service, new_id
-from inferplane_server.sse import EventStream, encode_json
+from inferplane_server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, RawPrompt
+from inferplane_server.service import Service
+from inferplane_server.sse import encode_json
 
 router = APIRouter(tags=["completions"])
 
@@ -38,68 +35,37 @@ PromptPositions = list[PositionLogprobs | None]
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
 async def create_completion(request: Request) -> Response:
     """Continues one or more prompts; as server-sent events when ``stream`` is true."""
-    service = Service.of(request)
-    service.lifecycle.check_ready()
-    body = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
-    model = service.check_model(body.model)
-    body.check()
-    return BoundToCaller(service.lifecycle, CompletionJob(service, body, model).respond)
+    return await answer(request, CompletionRequest, CompletionJob)
 
 
-class CompletionJob:
+class CompletionJob(Job[CompletionRequest]):
     """One completion request on its way from prompts to a response."""
 
     def __init__(self, service: Service, body: CompletionRequest, model: str) -> None:
-        self._service = service
-        self._body = body
+        super().__init__(service, body, model, id_prefix="cmpl", kind="text_completion")
         self._echoes_logprobs = body.echo and body.logprobs is not None
         self._skips_special = body.skip_special_tokens is not False
-        self._id = new_id("cmpl")
-        self._header = {
-            "id": self._id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": service.system_fingerprint,
-        }
 
-    async def respond(self) -> Response:
-        generation = await self._prepare()
-        if self._body.stream:
-            return EventStream(self._events(generation))
-        collected = await collect(self._service.engine, self._service.metrics, generation)
-        answer = {
-            **self._header,
-            "choices": [
-                self._choice(index, choice, generation, collected)
-                for index, choice in enumerate(collected.choices)
-            ],
-            "usage": collected.usage.as_dict(),
-        }
-        return Response(encode_json(answer), media_type="application/json")
+    @property
+    def _max_tokens(self) -> int | None:
+        return DEFAULT_MAX_TOKENS if self._body.max_tokens is None else self._body.max_tokens
 
-    async def _prepare(self) -> GenerationRequest:
-        body, engine = self._body, self._service.engine
-        more: dict[str, Any] = {"logprobs": body.logprobs}
+    @property
+    def _logprobs_wanted(self) -> dict[str, Any]:
+        body = self._body
+        wanted = {"logprobs": body.logprobs}
         if self._echoes_logprobs:
-            more["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
-        params = body.sampling_params(
-            engine.generation_defaults,
-            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-            max_model_len=engine.config.model.max_model_len,
-            **more,
-        )
-        params.check_vocabulary(engine.config.model.vocab_size)
-        prompts = await encode_prompts(
-            engine, body.prompts, add_special_tokens=body.add_special_tokens, max_tokens=params.max_tokens
-        )
-        return GenerationRequest(
-            id=self._id,
-            prompts=prompts,
-            params=params,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-        )
+            wanted["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        return wanted
+
+    async def _prompts(self) -> Sequence[RawPrompt]:
+        return self._body.prompts
+
+    def _choices(self, generation: GenerationRequest, collected: Collected) -> list[dict[str, Any]]:
+        return [
+            self._choice(index, choice, generation, collected)
+            for index, choice in enumerate(collected.choices)
+        ]
 
     def _echo_text(self, prompt_index: int, token_ids: list[int]) -> str:
         prompt = self._body.prompts[prompt_index]
