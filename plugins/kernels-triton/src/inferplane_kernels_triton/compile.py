@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from triton.backends.compiler import GPUTarget
 
 from inferplane_kernels_triton.compile_cases import CASES, CUDA_CASES
 from inferplane_kernels_triton.compile_only import compile_only, parse_target
+from inferplane_kernels_triton.tuning import TuningTable
 
 
-def compile_case(name: str, target: GPUTarget) -> str | None:
+def compile_case(name: str, target: GPUTarget, tuning: TuningTable) -> str | None:
     """Prints what was compiled; returns the error of a case that does not compile."""
     begin = time.monotonic()
     with compile_only(target) as compiled:
         try:
-            (CASES | CUDA_CASES)[name]()
+            (CASES | CUDA_CASES)[name](tuning)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -41,12 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--case", action="append", choices=CASES | CUDA_CASES, help="only these; all by default"
     )
+    parser.add_argument("--tuning", type=Path, help="a tuning table for these targets")
     chosen = parser.parse_args(arguments)
+    tuning = TuningTable.read(chosen.tuning) if chosen.tuning else TuningTable({})
     failed = 0
     for target in chosen.targets:
         known = CASES | CUDA_CASES if target.backend == "cuda" else CASES
         for name in chosen.case or known:
-            if error := compile_case(name, target):
+            if error := compile_case(name, target, tuning):
                 print(f"{target.backend}:{target.arch} {name} FAILED {error}", flush=True)
                 failed += 1
     return 1 if failed else 0

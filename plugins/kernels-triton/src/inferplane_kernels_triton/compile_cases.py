@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
 
 from inferplane_kernels_triton.activation import silu_and_mul
-from inferplane_kernels_triton.decode_attention import decode_attention
+from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
-from inferplane_kernels_triton.prefill_attention import prefill_attention
+from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 from inferplane_kernels_triton.rotary import rotary
 from inferplane_kernels_triton.skinny_matmul import MatmulConfig, skinny_matmul
+from inferplane_kernels_triton.tuning import TuningTable
 
 BF16 = torch.bfloat16
 
@@ -32,75 +34,80 @@ def _cache(dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
     return kv[:, 0], kv[:, 1]
 
 
-def _elementwise() -> None:
+def _elementwise(tuning: TuningTable) -> None:
     x, weight = _meta(32, 4096), _meta(4096)
     rms_norm(x, weight, 1e-5)
     add_rms_norm(x, _meta(32, 4096), weight, 1e-5)
     silu_and_mul(_meta(32, 28672))
 
 
-def _rotary() -> None:
+def _rotary(tuning: TuningTable) -> None:
     rotary(_meta(32, 32, 128), _meta(32, 8, 128), _index(32, dtype=torch.int64), _meta(8192, 128))
 
 
-def _rope_and_store() -> None:
+def _rope_and_store(tuning: TuningTable) -> None:
     slots, table, norm = _index(32, dtype=torch.int64), _meta(8192, 128, dtype=torch.float32), _meta(128)
     rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32)
     rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32, qk_norm=(norm, norm, 1e-6))
 
 
-def _store_kv() -> None:
+def _store_kv(tuning: TuningTable) -> None:
     store_kv(_meta(32, 8, 128), _meta(32, 8, 128), *_cache(), _index(32, dtype=torch.int64))
 
 
-def _decode_attention() -> None:
+def _decode_attention(tuning: TuningTable) -> None:
     table, lengths = _index(32, 512), _index(32)
-    for dtype in (BF16, torch.float32):
-        for num_splits in (1, 8):
-            q = _meta(32, 32, 128, dtype=dtype)
-            decode_attention(q, *_cache(dtype), table, lengths, 0.1, num_splits=num_splits)
+    config = tuning.config("decode_attention", (32, 256), DecodeConfig())
+    for num_splits in (1, 8):
+        q = _meta(32, 32, 128)
+        decode_attention(q, *_cache(), table, lengths, 0.1, num_splits=num_splits, config=config)
+    decode_attention(_meta(32, 32, 128, dtype=torch.float32), *_cache(torch.float32), table, lengths, 0.1)
     decode_attention(
         _meta(32, 32, 128), *_cache(torch.float8_e4m3fn), table, lengths, 0.1, num_splits=8,
-        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32),
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config,
     )  # fmt: skip
 
 
-def _prefill_attention() -> None:
+def _prefill_attention(tuning: TuningTable) -> None:
     table, lengths, starts = _index(32, 512), _index(32), _index(33)
-    for dtype in (BF16, torch.float32):
-        q = _meta(512, 32, 128, dtype=dtype)
-        prefill_attention(q, *_cache(dtype), table, starts, lengths, 0.1)
+    config = tuning.config("prefill_attention", (4, 4096), PrefillConfig())
+    prefill_attention(_meta(512, 32, 128), *_cache(), table, starts, lengths, 0.1, config=config)
+    q = _meta(512, 32, 128, dtype=torch.float32)
+    prefill_attention(q, *_cache(torch.float32), table, starts, lengths, 0.1)
     prefill_attention(
         _meta(512, 32, 128), *_cache(torch.float8_e4m3fn), table, starts, lengths, 0.1,
-        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32),
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config,
     )  # fmt: skip
 
 
-def _matvec() -> None:
+def _matvec(tuning: TuningTable) -> None:
     x, norm = _meta(1, 4096), NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
     weight = _meta(28672, 4096)
-    matvec(x, weight)
-    matvec(x, weight, norm=norm, gated=True)
-    matvec(x, weight.to(torch.float8_e4m3fn), weight_scale=_meta(28672, dtype=torch.float32))
+    config = tuning.config("matvec", (28672, 4096), MatvecConfig())
+    matvec(x, weight, config=config)
+    matvec(x, weight, norm=norm, gated=True, config=config)
+    scale = _meta(28672, dtype=torch.float32)
+    matvec(x, weight.to(torch.float8_e4m3fn), weight_scale=scale, config=config)
 
 
-def _matvec_pdl() -> None:
+def _matvec_pdl(tuning: TuningTable) -> None:
     matvec(_meta(1, 4096), _meta(28672, 4096), config=MatvecConfig(prefetch_bytes=8192), pdl=True, gated=True)
 
 
-def _skinny_matmul() -> None:
+def _skinny_matmul(tuning: TuningTable) -> None:
     weight, scale = _meta(28672, 4096), _meta(28672, dtype=torch.float32)
+    config = tuning.config("skinny_matmul", (8, 28672, 4096), MatmulConfig())
     for num_tokens in (8, 32):
-        skinny_matmul(_meta(num_tokens, 4096), weight)
-    skinny_matmul(_meta(8, 4096), weight, config=MatmulConfig(rows=32, columns=256, splits=4), gated=True)
-    skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale)
+        skinny_matmul(_meta(num_tokens, 4096), weight, config=config)
+    skinny_matmul(_meta(8, 4096), weight, gated=True, config=dataclasses.replace(config, splits=4))
+    skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale, config=config)
 
 
-def _skinny_matmul_pdl() -> None:
+def _skinny_matmul_pdl(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), _meta(28672, 4096), config=MatmulConfig(prefetch_bytes=1024), pdl=True)
 
 
-CASES: dict[str, Callable[[], None]] = {
+CASES: dict[str, Callable[[TuningTable], None]] = {
     "elementwise": _elementwise,
     "rotary": _rotary,
     "rope_and_store": _rope_and_store,
@@ -112,7 +119,7 @@ CASES: dict[str, Callable[[], None]] = {
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
 
-CUDA_CASES: dict[str, Callable[[], None]] = {
+CUDA_CASES: dict[str, Callable[[TuningTable], None]] = {
     "matvec_pdl": _matvec_pdl,
     "skinny_matmul_pdl": _skinny_matmul_pdl,
 }
