@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+_LATENT = {
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+}
 _MOE = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -136,6 +144,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 24,
             "swiglu_limit": 1.5,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.0,
+            **_LATENT,
+            **_MOE,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "original_max_position_embeddings": 256,
+            },
+            **_LATENT,
+            **_MOE,
+        },
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "head_dim": 16,
+            "intermediate_size_mlp": 112,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 24,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", "full_attention"],
+            "floor_scale": 16,
+            "attn_scale": 0.5,
         },
     ),
 }

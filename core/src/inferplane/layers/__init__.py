@@ -5,6 +5,7 @@ from inferplane.layers.attention import Attention
 from inferplane.layers.block import ParallelBlock, SequentialBlock
 from inferplane.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
 from inferplane.layers.experts import Experts, SeparateExperts, StackedExperts
+from inferplane.layers.latent_attention import LatentAttention, LatentShape
 from inferplane.layers.layer import Layer, WeightSlot, walk_layers
 from inferplane.layers.linear import (
     ColumnParallelLinear,
@@ -30,6 +31,8 @@ __all__ = [
     "GatedActivation",
     "GatedMLP",
     "Heads",
+    "LatentAttention",
+    "LatentShape",
     "Layer",
     "LayerNorm",
     "Linear",

@@ -186,6 +186,12 @@ class Decoder(Model):
         named = ((self.own_name(name), tensor) for name, tensor in tensors)
         load_weights(self, ((name, tensor) for name, tensor in named if name is not None))
 
+    def is_extra_layer(self, name: str) -> bool:
+        """Whether a tensor is of a layer behind the last, as those for multi-token prediction are."""
+        rest = name.removeprefix(f"{self.names.layers}.")
+        number = rest.partition(".")[0]
+        return rest != name and number.isdecimal() and int(number) >= self.shape.num_layers
+
     def own_name(self, name: str) -> str | None:
         """A checkpoint's name of a tensor as the layers here have it; None for one that no model needs."""
         return name

@@ -74,7 +74,5 @@ class Glm4MoeForCausalLM(Decoder):
         )
 
     def own_name(self, name: str) -> str | None:
-        """Layers behind the last are for multi-token prediction, which no greedy answer needs."""
-        parts = name.split(".")
-        is_extra = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.shape.num_layers
-        return None if is_extra else name
+        """Layers behind the last are for multi-token prediction, which no answer needs."""
+        return None if self.is_extra_layer(name) else name

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BUILT_IN: Mapping[str, str] = {
     "Cohere2ForCausalLM": "inferplane.models.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "inferplane.models.cohere:CohereForCausalLM",
+    "DeepseekV2ForCausalLM": "inferplane.models.deepseek:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "inferplane.models.deepseek:DeepseekV3ForCausalLM",
     "FalconForCausalLM": "inferplane.models.gpt:FalconForCausalLM",
     "Gemma2ForCausalLM": "inferplane.models.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "inferplane.models.gemma:Gemma3ForCausalLM",
@@ -29,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "GptOssForCausalLM": "inferplane.models.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "inferplane.models.granite:GraniteForCausalLM",
     "GraniteMoeForCausalLM": "inferplane.models.granite:GraniteMoeForCausalLM",
+    "Llama4ForCausalLM": "inferplane.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
     "MixtralForCausalLM": "inferplane.models.sparse:MixtralForCausalLM",
