@@ -26,8 +26,6 @@ ENTRY_POINT_GROUP = "inferplane.plugins"
 REFERENCE = EntryPoint("reference", "inferplane.reference.plugin", ENTRY_POINT_GROUP)
 """The core's own platform, loaded like any other but without a look-up."""
 
-_PAST = {PluginStatus.FAILED: "failed", PluginStatus.REFUSED: "was refused"}
-
 logger = logging.getLogger("inferplane.plugins")
 
 
@@ -69,7 +67,7 @@ def installed_names() -> list[str]:
 
 def warn(record: PluginRecord) -> None:
     trace = f"\n{record.traceback.rstrip()}" if record.traceback else ""
-    logger.warning("%s %s and is not used: %s%s", record.label, _PAST[record.status], record.reason, trace)
+    logger.warning("%s %s and is not used: %s%s", record.label, record.status_text, record.reason, trace)
 
 
 def failed(record: PluginRecord, what: str, error: BaseException) -> PluginRecord:
@@ -78,7 +76,7 @@ def failed(record: PluginRecord, what: str, error: BaseException) -> PluginRecor
         record,
         status=PluginStatus.FAILED,
         reason=f"{what}: {describe(error)}",
-        traceback=format_traceback(error),
+        traceback=format_traceback(error) if error.__traceback__ else None,
     )
 
 

@@ -87,9 +87,10 @@ class PluginSet:
                 f"{source} names plugin {name!r}, which is not installed. Installed:\n{installed}"
             )
         if not record.is_usable:
-            trace = f"\n{record.traceback}" if record.traceback else ""
+            # a warning has shown the traceback, unless this set is quiet
+            trace = f"\n{record.traceback}" if record.traceback and self._quiet else ""
             raise PluginError(
-                f"{source} names {record.label}, which is {record.status}: {record.reason}{trace}"
+                f"{source} names {record.label}, which {record.status_text}: {record.reason}{trace}"
             )
         return record
 
@@ -120,7 +121,7 @@ class PluginSet:
         if record is None or record.status is PluginStatus.LOADED:  # loaded after probing: it is no platform
             self.probe()
             raise selection.unknown_device(name, source, self.records)
-        raise selection.unusable_device(record, source)
+        raise selection.unusable_device(record, source, with_traceback=self._quiet)
 
     def platform(self, device: DeviceDescriptor) -> Platform:
         """The platform object for a device, made once. Raises `PluginError` when its plugin makes none."""

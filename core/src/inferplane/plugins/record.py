@@ -52,6 +52,12 @@ class PluginRecord:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 
     @property
+    def status_text(self) -> str:
+        """For the middle of a sentence."""
+        past = {PluginStatus.FAILED: "failed", PluginStatus.REFUSED: "was refused"}
+        return past.get(self.status, f"is {self.status}")
+
+    @property
     def is_adapted(self) -> bool:
         """Whether it was written for the previous major of the plugin API."""
         return self.api is not None and self.api.startswith(f"{PREVIOUS_API_VERSION[0]}.")

@@ -55,10 +55,12 @@ def no_device(records: Sequence[PluginRecord]) -> PluginError:
     return PluginError(f"no platform is available on this machine. Installed:\n{listing(records)}")
 
 
-def unusable_device(record: PluginRecord, source: str) -> PluginError:
-    """The platform is installed and cannot serve: its cause, whole."""
-    trace = f"\n{record.traceback}" if record.traceback else ""
-    return PluginError(f"{source} asks for {record.label}, which is {record.status}: {record.reason}{trace}")
+def unusable_device(record: PluginRecord, source: str, *, with_traceback: bool) -> PluginError:
+    """The platform is installed and cannot serve: its cause, whole where no warning has shown it."""
+    trace = f"\n{record.traceback}" if record.traceback and with_traceback else ""
+    return PluginError(
+        f"{source} asks for {record.label}, which {record.status_text}: {record.reason}{trace}"
+    )
 
 
 def listing(records: Sequence[PluginRecord]) -> str:
