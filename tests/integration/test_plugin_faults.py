@@ -1,4 +1,4 @@
-"""docs/vendors/faults.md shows what is printed when a plugin goes wrong; each fault is made here, and prints just that."""
+"""docs/vendors/faults.md shows what is printed when a plugin goes wrong. Each fault is made here, and prints that."""
 
 from __future__ import annotations
 

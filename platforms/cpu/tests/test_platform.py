@@ -109,7 +109,7 @@ def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
 )
 def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...], dtype: str) -> None:
     defaults = CpuPlatform().config_defaults(EngineArgs(), device(*capabilities), checkpoint)
-    assert defaults.values["dtype"] == dtype
+    assert defaults["dtype"] == dtype
     assert ("dtype" in defaults.reasons) == (dtype != checkpoint and checkpoint != "float32")
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from inferplane.api.device import DeviceDescriptor, DeviceRuntime
     from inferplane.api.worker import Worker
     from inferplane.config import EngineArgs, EngineConfig
-    from inferplane.config.defaults import ConfigPatch
 
 
 class Platform(ABC):
@@ -22,7 +21,7 @@ class Platform(ABC):
     @abstractmethod
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
-    ) -> Mapping[str, Any] | ConfigPatch:
+    ) -> Mapping[str, Any]:
         """Values for the arguments that the user left open. Keys are fields of `EngineArgs`.
 
         ``dtype`` (asked as "auto"), ``block_size``, ``max_num_seqs`` and ``max_num_batched_tokens`` must be among

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from inferplane.config.args import EngineArgs
 from inferplane.config.engine import ConfigError
 
 
-@dataclass(frozen=True)
-class ConfigPatch:
-    """A platform's values for settings that the user left open, by field of `EngineArgs`."""
+class ConfigPatch(Mapping[str, Any]):
+    """A platform's values for settings that the user left open, by field of `EngineArgs`, with its reasons.
 
-    values: Mapping[str, Any]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why, in a few words each, for ``inferplane plugins explain``; may leave settings out."""
+    ``reasons`` says in a few words why, for ``inferplane plugins explain``; it may leave settings out.
+    """
+
+    def __init__(self, values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+        self._values = dict(values)
+        self.reasons = dict(reasons)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @dataclass(frozen=True)
@@ -30,21 +41,19 @@ class Setting:
     reason: str | None = None
 
 
-def fill(
-    args: EngineArgs, answer: Mapping[str, Any] | ConfigPatch, platform: str
-) -> tuple[EngineArgs, list[Setting]]:
+def fill(args: EngineArgs, defaults: Mapping[str, Any], platform: str) -> tuple[EngineArgs, list[Setting]]:
     """``args`` with a platform's defaults where the user left them open, and who set each.
 
     Raises `ConfigError` when the platform names a setting that does not exist.
     """
-    patch = answer if isinstance(answer, ConfigPatch) else ConfigPatch(answer)
+    reasons = defaults.reasons if isinstance(defaults, ConfigPatch) else {}
     names = {each.name for each in fields(args)}
-    if unknown := (patch.values.keys() | patch.reasons.keys()) - names:
+    if unknown := (defaults.keys() | reasons.keys()) - names:
         raise ConfigError(
             "device",
             f"platform {platform!r} gave defaults for unknown settings: {', '.join(sorted(unknown))}",
         )
-    taken = {name: value for name, value in patch.values.items() if getattr(args, name) in (None, "auto")}
+    taken = {name: value for name, value in defaults.items() if getattr(args, name) in (None, "auto")}
     filled = replace(args, **taken)
     followed = _follow(args, filled)
     settings = []
@@ -53,7 +62,7 @@ def fill(
         if value != getattr(filled, name):
             settings.append(Setting(name, value, "inferplane", "follows from the setting that it must fit"))
         elif name in taken:
-            settings.append(Setting(name, value, platform, patch.reasons.get(name)))
+            settings.append(Setting(name, value, platform, reasons.get(name)))
         else:
             is_default = each.name == "plugin_options" or value == each.default
             settings.append(Setting(name, value, "inferplane" if is_default else "user"))

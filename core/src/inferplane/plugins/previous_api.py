@@ -40,7 +40,7 @@ def adapt_attention(backend: Any) -> type[AttentionBackend]:
             "plugin declares API 1; declare api=(2, 0)"
         )
 
-    class Adapted(backend):  # type: ignore[misc]
+    class Adapted(backend):
         @classmethod
         def unsupported_reason(cls, query: AttentionQuery) -> str | None:
             if reason := _beyond_api_1(query):
