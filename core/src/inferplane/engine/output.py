@@ -80,7 +80,7 @@ class RequestOutput:
         return replace(self, outputs=outputs)
 
 
-@dataclass
+@dataclass(slots=True)
 class CompletionDelta:
     """What is new in one completion since the last event of its request."""
 
@@ -95,7 +95,7 @@ class CompletionDelta:
     """Total so far, for usage figures."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestDelta:
     """One event of a streamed request: deltas of one or more of its completions."""
 

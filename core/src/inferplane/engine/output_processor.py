@@ -25,7 +25,7 @@ class ProcessedOutputs:
     """Completions that a stop string ended: the engine core does not know of it and has to be told."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Request:
     request_id: str
     num_prompt_tokens: int
@@ -170,18 +170,13 @@ class _Completion:
                 stop_reason = output.stop_token_id
         self._num_tokens += len(token_ids)
         return CompletionDelta(
-            index=self.index,
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            error=output.error,
-            num_output_tokens=self._num_tokens,
+            self.index, text, token_ids, logprobs, reason, stop_reason, output.error, self._num_tokens
         )
 
     def _read(self, token_ids: list[int]) -> tuple[str, int]:
         """The text that may be shown, and the number of tokens read before a stop string was complete, if one was."""
+        if len(token_ids) == 1 and not self._stops.is_watching:  # the usual step
+            return self._detokenizer.push(token_ids[0]), 1
         shown = ""
         for num_read, token_id in enumerate(token_ids, start=1):
             is_searched = self._num_tokens + num_read > self._min_tokens

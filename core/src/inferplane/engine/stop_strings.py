@@ -22,6 +22,11 @@ class StopStrings:
         self.found: str | None = None
         """The stop string that ended the text."""
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is any stop string; if not, `push` changes nothing."""
+        return bool(self._stops)
+
     def push(self, piece: str, *, is_searched: bool = True) -> str:
         """The text that may be shown now. With ``is_searched`` false, a stop string that ends in this piece does
         not count (but one that begins in it may)."""

@@ -177,7 +177,6 @@ class Sampler:
         ``positions``: how many output tokens each row has so far, and ``outputs(row)`` gives them; ``logits:
         [len(rows), vocab_size]`` any float dtype, not changed.
         """
-        keys = row_keys(self._seed[rows], positions)
         kinds = self._kind[rows]
         errors: dict[int, str] = {}
         order, token_ids, outcomes = [], [], []
@@ -188,7 +187,7 @@ class Sampler:
                 if is_adjusted:
                     part = given.to(torch.float32, copy=True)
                     self._adjust(part, at, rows[at], outputs, errors)
-                drawn = self._draw(part, kind, rows[at], keys[:, at])
+                drawn = self._draw(part, kind, rows[at], positions[at])
                 order.append(at)
                 token_ids.append(drawn.token_ids)
                 outcomes.append(_outcomes(drawn, given if is_adjusted else None))
@@ -216,9 +215,10 @@ class Sampler:
             method = Method.TOP_P if self._top_p[row] < 1.0 else Method.PLAIN
         return (width << 3) | (method << 1) | (row in self._adjustments)
 
-    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, keys: np.ndarray) -> Drawn:
+    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, positions: np.ndarray) -> Drawn:
         if (kind >> 1) & 3 == Method.GREEDY:
             return take_best(logits)
+        keys = row_keys(self._seed[rows], positions)
         settings = Settings(
             self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows], keys
         )

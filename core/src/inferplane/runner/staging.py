@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ ALIGNMENT_BYTES = 256
 
 NUM_HOST_BUFFERS = 2
 """One can be filled while the device still copies from the other."""
+
+
+MAX_KEPT_VIEWS = 1024
 
 
 class StagingBuffer:
@@ -36,6 +39,7 @@ class StagingBuffer:
         self._bytes = [host.numpy() for host in self._host]
         self._copied: list[Event | None] = [None] * NUM_HOST_BUFFERS
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=runtime.torch_device)
+        self._views: dict[tuple[int, np.dtype[Any], tuple[int, ...]], torch.Tensor] = {}
 
     def copy(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """The arrays on the device, each where those before it end; so arrays of the same sizes lie where they lay."""
@@ -52,12 +56,20 @@ class StagingBuffer:
             host[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
         self._runtime.copy_to_device(self._device[:num_bytes], self._host[turn][:num_bytes])
         self._copied[turn] = self._runtime.record_event()
-        return [self.view(offset, array) for offset, array in zip(offsets, arrays)]
+        return [self._view(offset, array) for offset, array in zip(offsets, arrays)]
 
-    def view(self, offset: int, array: np.ndarray) -> torch.Tensor:
-        """Device memory from ``offset`` on, in the shape and type of the array."""
-        dtype = _TORCH_DTYPE[array.dtype]
-        return self._device[offset : offset + array.nbytes].view(dtype).view(array.shape)
+    def _view(self, offset: int, array: np.ndarray) -> torch.Tensor:
+        """Device memory from ``offset`` on, in the shape and type of the array. To make a view takes the host longer
+        than to copy the array, and most steps need those of the step before."""
+        key = (offset, array.dtype, array.shape)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= MAX_KEPT_VIEWS:
+                self._views.clear()
+            dtype = _TORCH_DTYPE[array.dtype]
+            view = self._device[offset : offset + array.nbytes].view(dtype).view(array.shape)
+            self._views[key] = view
+        return view
 
     def _wait_for_all(self) -> None:
         for copied in self._copied:
