@@ -105,7 +105,7 @@ class Engine:
             vocab_size=VOCAB_SIZE,
         )
         if staged:
-            self.runner.record(CallAgain(), [num_requests], max_len, scratch_block=num_blocks)
+            self.runner.record(CallAgain(), [num_requests], max_len, [num_blocks])
         self.outputs = OutputProcessor(IdsOnlyTokenizer(()))
         params = SamplingParams(temperature=0.0, max_tokens=num_steps + 4)
         for number in range(num_requests):

@@ -26,6 +26,7 @@ from inferplane.plan import StepPlan, StepResult
 VOCAB_SIZE = 256
 RAISES, HANGS, LOSES_WORKER, ENDS_PROCESS = 250, 251, 252, 253
 BLOCK_SIZE = 4
+ASYNC_SCHEDULING = False
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.002"))
 
 
@@ -48,7 +49,7 @@ def fake_config(
         model=ModelConfig("fake", "/fake", {}, architecture, "float32", max_model_len, VOCAB_SIZE),
         device=DeviceConfig("fake"),
         cache=CacheConfig(BLOCK_SIZE, num_blocks * _block_bytes()),
-        scheduler=SchedulerConfig(**scheduler),
+        scheduler=SchedulerConfig(**{"async_scheduling": ASYNC_SCHEDULING, **scheduler}),
     )
 
 
