@@ -11,6 +11,8 @@ from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
+from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
@@ -103,6 +105,15 @@ def _skinny_matmul(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale, config=config)
 
 
+def _experts(tuning: TuningTable) -> None:
+    for num_tokens in (8, 4096):
+        weights, ids = topk_softmax(_meta(num_tokens, 128), 8, True)
+        config = ExpertsConfig.default(8 * num_tokens, 128, BF16)
+        config = tuning.config("fused_experts", (num_tokens, 128, 2048, 768), config)
+        x, w13, w2 = _meta(num_tokens, 2048), _meta(128, 1536, 2048), _meta(128, 2048, 768)
+        fused_experts(x, weights, ids, w13, w2, config=config)
+
+
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), _meta(28672, 4096), config=MatmulConfig(prefetch_bytes=1024), pdl=True)
 
@@ -116,6 +127,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "prefill_attention": _prefill_attention,
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,
+    "experts": _experts,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
 

@@ -1,0 +1,111 @@
+"""Routing and experts against float64, one pair of token and expert at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferplane_kernels_triton import moe_routing
+from inferplane_kernels_triton.moe_experts import ACTIVATIONS, ExpertsConfig, fused_experts
+from inferplane_kernels_triton.moe_routing import sort_by_expert, topk_softmax
+from kernel_checks import MATRIX_DTYPES, assert_close, gpu
+
+SMALL = ExpertsConfig(16, 16, 32, 4, 1)
+ALPHA, LIMIT = 1.702, 1.0
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (5, 12, 3), (3, 4, 4)])
+def test_topk_softmax(num_tokens: int, num_experts: int, top_k: int, renormalize: bool, device: torch.device):
+    logits = torch.randn(num_tokens, num_experts, device=device)
+    weights, ids = topk_softmax(logits, top_k, renormalize)
+    want, want_ids = logits.double().softmax(-1).topk(top_k, dim=-1)
+    assert torch.equal(ids.long(), want_ids)
+    assert_close(weights, want / want.sum(-1, keepdim=True) if renormalize else want)
+
+
+@pytest.mark.parametrize("max_compared", [2048, 0])
+@pytest.mark.parametrize("first_expert", [0, 2])
+def test_sort_by_expert(
+    first_expert: int, max_compared: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(moe_routing, "MAX_COMPARED", max_compared)
+    ids = torch.randint(0, 7, (9, 3), dtype=torch.int32, device=device)
+    order, starts = sort_by_expert(ids, 4, first_expert)
+    assert sorted(order.tolist()) == list(range(27))
+    for expert in range(4):
+        mine = order[starts[expert] : starts[expert + 1]]
+        assert mine.tolist() == (ids.flatten() == expert + first_expert).nonzero().flatten().tolist()
+
+
+def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    g, u = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return torch.nn.functional.silu(g) * u
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(g, approximate="tanh") * u
+    g, u = g.clamp(max=LIMIT), u.clamp(-LIMIT, LIMIT)
+    return g * torch.sigmoid(ALPHA * g) * (u + 1)
+
+
+def check(
+    num_tokens: int,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: ExpertsConfig | None,
+    *,
+    activation: str = "silu",
+    has_bias: bool = False,
+    first_expert: int = 0,
+) -> None:
+    num_experts, top_k, hidden, inner = shape
+    x = torch.randn(num_tokens, hidden + 8, device=device).to(dtype)[:, 8:]
+    w13 = (torch.randn(num_experts, 2 * inner, hidden, device=device) * hidden**-0.5).to(dtype)
+    w2 = (torch.randn(num_experts, hidden, inner, device=device) * inner**-0.5).to(dtype)
+    b13 = torch.randn(num_experts, 2 * inner, device=device).to(dtype) if has_bias else None
+    b2 = torch.randn(num_experts, hidden, device=device).to(dtype) if has_bias else None
+    weights, ids = topk_softmax(torch.randn(num_tokens, num_experts, device=device), top_k, True)
+    ids = ids + (first_expert // 2)  # some are elsewhere when first_expert is not 0
+    got = fused_experts(
+        x, weights, ids, w13, w2, activation=activation, w13_bias=b13, w2_bias=b2, first_expert=first_expert,
+        swiglu_alpha=ALPHA, swiglu_limit=LIMIT, config=config,
+    )  # fmt: skip
+    want = torch.zeros(num_tokens, hidden, dtype=torch.float64, device=device)
+    local = ids - first_expert
+    for e in range(num_experts):
+        rows, places = (local == e).nonzero(as_tuple=True)
+        hidden_states = x[rows].double() @ w13[e].double().T
+        hidden_states = gate(hidden_states + (b13[e].double() if has_bias else 0), activation)
+        y = hidden_states @ w2[e].double().T + (b2[e].double() if has_bias else 0)
+        want.index_add_(0, rows, y * weights[rows, places].double()[:, None])
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *MATRIX_DTYPES], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_fused_experts(num_tokens: int, dtype: torch.dtype, device: torch.device):
+    check(num_tokens, (4, 2, 40, 24), dtype, device, SMALL)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_biases(activation: str, device: torch.device):
+    check(3, (4, 2, 32, 16), torch.float32, device, SMALL, activation=activation, has_bias=True)
+
+
+def test_experts_of_another_rank_add_nothing(device: torch.device):
+    check(6, (4, 2, 32, 16), torch.float32, device, SMALL, first_expert=4)
+
+
+def test_no_tokens_and_an_unknown_activation(device: torch.device):
+    check(0, (4, 2, 32, 16), torch.float32, device, SMALL)
+    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    weight = torch.zeros(1, 2, 2, device=device)
+    with pytest.raises(ValueError, match="activation 'relu' should be one of"):
+        fused_experts(weight[0, :1], ids.float(), ids, weight, weight, activation="relu")
+
+
+@gpu
+@pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
+def test_at_real_shapes(num_tokens: int, device: torch.device):
+    check(num_tokens, (128, 8, 2048, 768), torch.bfloat16, device, None)
