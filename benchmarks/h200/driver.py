@@ -21,11 +21,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import checkout
+import shapes
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -36,7 +38,26 @@ GPU_TESTS = (
     "core/tests/runner",
 )
 RESULT = "RESULT "
-"""Begins a line of JSON that a stage's script prints for the table."""
+"""Begins a line of JSON that a stage's script prints for the table. Lines that are an object count without it."""
+
+PEER: dict[str, dict[str, tuple[str, float]]] = {
+    "llama-8b": {
+        "startup": ("seconds", 72.7),
+        "decode_bs1_128+256": ("out_tok_s", 202.3),
+        "decode_bs32_128+256": ("out_tok_s", 5375),
+        "prefill_16x4096+1": ("total_tok_s", 41017),
+        "throughput_256x512+256": ("out_tok_s", 9749),
+        "throughput_1024x512+128": ("out_tok_s", 6855),
+    },
+    "qwen3-30b-a3b": {
+        "startup": ("seconds", 100.5),
+        "decode_bs1_128+256": ("out_tok_s", 230.3),
+        "decode_bs32_128+256": ("out_tok_s", 1629),
+        "prefill_16x4096+1": ("total_tok_s", 62758),
+        "throughput_256x512+256": ("out_tok_s", 7620),
+    },
+}
+"""vLLM 0.24.0 on one H200 in bfloat16 on dummy weights: which figure of a case, and its value."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +71,43 @@ class Stage:
 def stages(args: argparse.Namespace) -> dict[str, Stage]:
     tests = [folder for folder in GPU_TESTS if (ROOT / folder).is_dir()]
     pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=short", "--durations=15", *tests]
-    shape = ["--model", args.model, "--device", args.device]
-    engine = ["--engine", args.engine]
+    model = shapes.write_folder(args.model, Path(tempfile.mkdtemp()))
+    engine = ["--device", args.device, "--load-format", "dummy", "--max-model-len", "8192", *args.engine]
+    bench = [sys.executable, "-m", "inferplane.cli.main", "bench", "cases", str(model), "--json", *engine]
+    cases = args.cases.split(",") if args.cases else ["startup", *list(PEER["llama-8b"])[1:]]
+    profiled = [case for case in cases if case.startswith(("decode", "prefill"))]
+    profile = ["--repeat", "1", "--profile", str(args.out / "profiles"), *flags("--case", profiled)]
+    products = [sys.executable, str(HERE / "products.py"), "--model", args.model, "--device", args.device]
     return {
         "check": Stage([*pytest, *args.pytest], 420),
-        "gemm": Stage([sys.executable, str(HERE / "products.py"), *shape], 200),
-        "kernels": Stage([sys.executable, str(HERE / "kernels.py"), "--out", str(args.out)], 420),
-        "cases": Stage([sys.executable, str(HERE / "cases.py"), *shape, *engine, "--cases", args.cases], 400),
-        "profile": Stage([sys.executable, str(HERE / "cases.py"), *shape, *engine, "--profile"], 200),
+        "gemm": Stage(products, 200),
+        "cases": Stage([*bench, "--repeat", str(args.repeat), *flags("--case", cases)], 400),
+        "profile": Stage([*bench, *profile], 240),
     }
 
 
-def run_stage(name: str, stage: Stage, out: Path, environment: dict[str, str]) -> dict[str, object]:
+def flags(name: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (name, value)]
+
+
+def result_of(line: str, model: str) -> dict[str, object] | None:
+    """What a line of output reports, with the peer's figure beside it."""
+    text = line.removeprefix(RESULT)
+    if not text.startswith("{"):
+        return None
+    try:
+        result = json.loads(text)
+    except ValueError:
+        return None
+    if peer := PEER.get(model, {}).get(result.get("case", "")):
+        figure, value = peer
+        result |= {"peer": value, "ratio": round(result[figure] / value, 3)}
+    return result
+
+
+def run_stage(
+    name: str, stage: Stage, out: Path, environment: dict[str, str], model: str
+) -> dict[str, object]:
     """Runs it with its output in ``out/name.log`` and on the terminal; returns its row of the table."""
     print(f"=== {name}: {' '.join(stage.command)}", flush=True)
     started = time.monotonic()
@@ -80,8 +126,8 @@ def run_stage(name: str, stage: Stage, out: Path, environment: dict[str, str]) -
             log.write(line)
             log.flush()
             print(line, end="", flush=True)
-            if line.startswith(RESULT):
-                results.append({"stage": name, **json.loads(line.removeprefix(RESULT))})
+            if result := result_of(line, model):
+                results.append({"stage": name, **result})
         code = process.wait()
     with (out / "results.jsonl").open("a") as file:
         file.writelines(json.dumps(result) + "\n" for result in results)
@@ -89,13 +135,17 @@ def run_stage(name: str, stage: Stage, out: Path, environment: dict[str, str]) -
     return {"stage": name, "state": state, "seconds": time.monotonic() - started, "results": results}
 
 
+SHOWN = ("case", "seconds", "out_tok_s", "total_tok_s", "peer", "ratio")
+
+
 def table(rows: list[dict[str, object]]) -> str:
+    """A row for each stage, and below it one for each result: of a bench case the main figures, else all there is."""
     lines = []
     for row in rows:
         lines.append(f"{row['stage']:10} {row['state']:16} {row['seconds']:7.1f} s")
         for result in row["results"]:  # type: ignore[attr-defined]
-            text = "  ".join(f"{key} {value}" for key, value in result.items() if key != "stage")
-            lines.append(f"  {text}")
+            keys = SHOWN if "case" in result else [key for key in result if key != "stage"]
+            lines.append("  " + "  ".join(f"{key} {result[key]}" for key in keys if key in result))
     return "\n".join(lines)
 
 
@@ -108,15 +158,16 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, action="append", default=[])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="llama-8b", help="a name in shapes.py")
-    parser.add_argument("--engine", default="{}", help="further engine arguments, as JSON")
-    parser.add_argument("--cases", default="all", help="names of cases, with commas")
-    parser.add_argument("--pytest", default="", help="further arguments of the check stage")
+    parser.add_argument("--engine", default="", help="further options of the engine, in one word")
+    parser.add_argument("--cases", default="", help="names of cases, with commas")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each case")
+    parser.add_argument("--pytest", default="", help="further arguments of the check stage, in one word")
     args = parser.parse_args()
-    args.pytest = args.pytest.split()
+    args.pytest, args.engine = args.pytest.split(), args.engine.split()
     args.out.mkdir(parents=True, exist_ok=True)
     environment = checkout.environment(ROOT, args.packages)
     all_stages = stages(args)
-    rows = [run_stage(name, all_stages[name], args.out, environment) for name in args.stage]
+    rows = [run_stage(name, all_stages[name], args.out, environment, args.model) for name in args.stage]
     print("=== summary\n" + table(rows))
     raise SystemExit(any(row["state"] != "ok" for row in rows))
 

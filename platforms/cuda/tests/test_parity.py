@@ -21,9 +21,12 @@ HALF_TOLERANCE = 0.15
 """Of single log-probabilities in bfloat16, over some hundred tokens of SmolLM2."""
 MODES: dict[str, dict[str, Any]] = {
     "usual": {},
+    "no graphs": {"enable_graphs": False},
+    "not ahead": {"async_scheduling": False},
     "chunks": {"max_num_batched_tokens": 64, "max_num_seqs": 16},
     "uncached": {"enable_prefix_caching": False},
     "torch attention": {"attention_backend": "cuda_torch"},
+    "triton attention": {"attention_backend": "cuda_triton"},
     "blocks of 64": {"block_size": 64},
     "blocks of 128": {"block_size": 128},
 }
@@ -90,10 +93,12 @@ def test_tiny_models(
     assert_mode_parity(folder, ask(folder, FEW))
 
 
-@pytest.mark.parametrize("backend", ["cuda_torch"])
+@pytest.mark.parametrize("backend", ["cuda_flash", "cuda_triton", "cuda_torch"])
 def test_bfloat16_stays_near(
     backend: str, smollm2: Path, ask: Callable[[Path, Sequence[str]], list[Expected]]
 ) -> None:
+    if backend == "cuda_flash":
+        pytest.importorskip("flash_attn.cute")
     expected = ask(smollm2, [*FEW, LONG])
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     with open_llm(smollm2, dtype="bfloat16", attention_backend=backend) as llm:

@@ -12,6 +12,7 @@ from inferplane_cuda.probing import PLATFORM, VISIBLE, probe
 
 if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
+    from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
@@ -38,6 +39,15 @@ def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBacke
     from inferplane_cuda.triton_attention import TritonAttention
 
     return [FlashAttention, TritonAttention, TorchAttention]
+
+
+@hookimpl
+def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_cuda.linear import CudaLinear
+
+    return [CudaLinear]
 
 
 @hookimpl

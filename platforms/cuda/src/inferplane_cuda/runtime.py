@@ -88,7 +88,7 @@ class CudaRuntime(DeviceRuntime):
         torch.cuda.empty_cache()
         return peak
 
-    def profile(self, run: Callable[[], None]) -> str | None:
+    def profile(self, run: Callable[[], object]) -> str | None:
         from inferplane_cuda.kernel_profile import record, report
 
         return report(record(run))
