@@ -77,8 +77,9 @@ class GatherAttention(AttentionBackend):
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        kv[0, metadata.slot_mapping], kv[1, metadata.slot_mapping] = k, v
-        out = torch.empty(q.shape, dtype=q.dtype)
+        value_dim = v.shape[-1]
+        kv[0, metadata.slot_mapping], kv[1, metadata.slot_mapping, :, :value_dim] = k, v
+        out = torch.empty(*q.shape[:2], value_dim, dtype=q.dtype)
         start = 0
         for index, (num_new, length) in enumerate(zip(metadata.query_lens_host, metadata.seq_lens_host)):
             slots = _slots(metadata.block_table[index], metadata.block_size, length)
@@ -91,7 +92,7 @@ class GatherAttention(AttentionBackend):
             if sinks is not None:
                 total = torch.logaddexp(total, sinks.view(-1, 1, 1))
             weights = (scores - total).exp().to(q.dtype)
-            out[start : start + num_new] = torch.einsum("hqk,khd->qhd", weights, values)
+            out[start : start + num_new] = torch.einsum("hqk,khd->qhd", weights, values[..., :value_dim])
             start += num_new
         return out
 

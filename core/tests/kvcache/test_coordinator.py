@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferplane.api.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+from inferplane.api.kv import CrossAttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroup, MambaSpec
 from inferplane.kvcache import KVCacheManager, RequestBlocks
 
 
@@ -157,6 +157,73 @@ def test_groups_draw_on_one_pool_and_share_no_block() -> None:
     assert kv.shortage(36) == (9 + 5, 12)
     kv.free(blocks)
     assert kv.num_free_blocks == 12
+
+
+def test_a_hybrids_hit_after_1000_shared_tokens_recomputes_at_most_a_block() -> None:
+    state = MambaSpec(block_size=512, shapes=((8, 8),), dtypes=("float32",))
+    full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+    config = KVCacheConfig(200, (KVCacheGroup(("a",), full), KVCacheGroup(("s",), state, 1)), (8,))
+    kv = KVCacheManager(config, max_step_tokens=2048)
+    shared = [token % 97 for token in range(1000)]
+    kv.free(compute(kv, [*shared, 5, 5]))
+    other = kv.open([*shared, 6, 7], (None,))
+    prefix = kv.find_cached_prefix(other, 1002)
+    assert 1000 - prefix.num_tokens <= state.block_size
+    assert [group.num_tokens for group in prefix.groups] == [512, 512]
+    # one state is held, the checkpoint, and every token's keys and values
+    assert [len(group.held) for group in prefix.groups] == [32, 1]
+
+
+def test_the_listener_hears_what_enters_and_leaves_the_cache() -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.found: dict[bytes, tuple[bytes | None, list[int]]] = {}
+
+        def block_stored(self, key: bytes, parent: bytes | None, token_ids: list[int]) -> None:
+            assert key not in self.found
+            assert parent is None or parent in self.found
+            self.found[key] = (parent, token_ids)
+
+        def block_removed(self, key: bytes) -> None:
+            del self.found[key]
+
+        def cache_cleared(self) -> None:
+            self.found.clear()
+
+    listener = Listener()
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    kv = KVCacheManager(KVCacheConfig(4, (KVCacheGroup(("layer",), spec),)), listener=listener)
+    blocks = compute(kv, list(range(9)))
+    assert [tokens for _, tokens in listener.found.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    kv.free(blocks)
+    kv.free(compute(kv, list(range(9))))  # found, so nothing new
+    assert len(listener.found) == kv.pools[0].num_cached == 2
+    kv.free(compute(kv, [50] * 12))
+    assert next(tokens for _, tokens in listener.found.values()) == [0, 1, 2, 3]
+    assert len(listener.found) == kv.pools[0].num_cached == 4
+    kv.reset_prefix_cache()
+    assert not listener.found
+
+
+def test_an_encoders_tokens_have_their_blocks_from_the_first_step_on() -> None:
+    cross = CrossAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    full = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    kv = KVCacheManager(KVCacheConfig(20, (KVCacheGroup(("a",), full), KVCacheGroup(("x",), cross))))
+    assert kv.shortage(12, 30) is None
+    assert kv.shortage(52, 30) == (13 + 8, 20)
+    token_ids = list(range(12))
+    for _ in range(2):  # the second time nothing is found: what an encoder read is no part of the tokens
+        blocks = kv.open(token_ids, num_encoder_tokens=30)
+        prefix = kv.find_cached_prefix(blocks, 12)
+        assert prefix.num_tokens == 0
+        added = kv.allocate(blocks, 5, prefix)
+        assert added is not None
+        assert [len(ids) for ids in added] == [2, 8]
+        assert kv.allocate(blocks, 12) == [[blocks.block_ids[0][2]], []]
+        assert blocks.capacity_tokens == 12
+        kv.settle(blocks, 12)
+        kv.free(blocks)
+        assert kv.num_free_blocks == 20
 
 
 @given(

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from inferplane.api.attention import AttentionInputs, AttentionLayer
-from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    AttentionSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from inferplane.api.linear import LinearShape
 from inferplane.config import EngineArgs
 from inferplane.plugins import PluginError, load_plugins
@@ -139,3 +145,35 @@ def test_its_attention_by_hand(
             total = sum(weights) + (0.0 if sinks is None else math.exp(sinks[head]))
             want = sum(w / total * values[request][t] for t, w in zip(seen, weights))
             torch.testing.assert_close(got[row, head], want)
+
+
+def test_a_latent_is_key_and_value_of_every_head() -> None:
+    spec = MLAAttentionSpec(block_size=2, head_dim=5, rope_dim=2, dtype="float32")
+    layer = AttentionLayer(name="layer", num_heads=2, num_kv_heads=1, head_dim=5, scale=0.5, spec=spec)
+    kv = ReferenceAttention.allocate_kv(layer, 4, torch.float32, torch.device("cpu")).fill_(math.nan)
+    assert kv.nbytes == 4 * spec.block_bytes == 4 * 2 * 5 * 4
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(5, 2, 5, generator=generator), torch.randn(5, 1, 5, generator=generator)
+    backend, parts = ReferenceAttention(), []
+    for start, end in [(0, 3), (3, 4), (4, 5)]:
+        inputs = AttentionInputs(
+            num_reqs=1,
+            num_tokens=end - start,
+            query_lens_host=[end - start],
+            seq_lens_host=[end],
+            query_start=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            block_table=torch.tensor([[3, 0, 2]], dtype=torch.int32),
+            slot_mapping=torch.tensor([[6, 7, 0, 1, 4][t] for t in range(start, end)]),
+            block_size=2,
+        )
+        rows = slice(start, end)
+        v = k[rows, :, : spec.latent_rank]
+        parts.append(backend.forward(layer, q[rows], k[rows], v, kv, backend.build_metadata(inputs)))
+    got = torch.cat(parts)
+    assert got.shape == (5, 2, 3)
+    for token in range(5):
+        for head in range(2):
+            weights = [math.exp(0.5 * float(q[token, head] @ k[t, 0])) for t in range(token + 1)]
+            want = sum(w / sum(weights) * k[t, 0, :3] for t, w in enumerate(weights))
+            torch.testing.assert_close(got[token, head], want)

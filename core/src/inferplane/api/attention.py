@@ -136,6 +136,10 @@ class AttentionBackend(ABC):
         Shapes: ``q: [num_tokens, num_heads, head_dim]``, ``k, v: [num_tokens, num_kv_heads, head_dim]``, ``kv`` as
         from `allocate_kv`, ``sinks: [num_heads]`` float32 exactly when the layer has them. Returns
         ``[num_tokens, num_heads, head_dim]`` in q's dtype. q, k and v are not changed.
+
+        A layer with an `MLAAttentionSpec` attends to the stored vectors themselves: its one KV head has
+        ``latent_rank + rope_dim`` numbers in k, v is the first ``latent_rank`` of them (a view of k) and is not stored,
+        q is absorbed to the same size, and the result is ``[num_tokens, num_heads, latent_rank]``.
         """
 
     def rotary_forward(

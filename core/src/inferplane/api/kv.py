@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+STATE_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +164,9 @@ class StateSpec(KVCacheSpec):
 
     @cached_property
     def tensor_bytes(self) -> tuple[int, ...]:
-        """Of each tensor of one state."""
-        return tuple(math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip(self.shapes, self.dtypes))
+        """Of each tensor of one state, rounded up so that the next begins where any dtype may."""
+        sizes = (math.prod(shape) * DTYPE_BYTES[dtype] for shape, dtype in zip(self.shapes, self.dtypes))
+        return tuple(-(-size // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES for size in sizes)
 
     @property
     def block_bytes(self) -> int:

@@ -13,6 +13,7 @@ from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import Communicator
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OpTable
+from inferplane.api.state import StateLayer
 
 if TYPE_CHECKING:
     from inferplane.config import EngineConfig
@@ -47,9 +48,10 @@ class ForwardBatch:
     logits_rows: torch.Tensor
     """[num_logits] int64: rows of the hidden states whose logits are wanted."""
     kv: Mapping[str, torch.Tensor]
-    """KV tensor of each attention layer by name."""
+    """KV tensor of each attention layer by name; of a state layer what `inferplane.api.state.state_views` takes."""
     metadata: Mapping[str, Any]
-    """What the layer's backend built for this step, by layer name (one object for all layers of a group)."""
+    """What the layer's backend built for this step, by layer name (one object for all layers of a group); of a state
+    layer its `StateSegments`."""
 
 
 class Model(torch.nn.Module, ABC):
@@ -77,3 +79,11 @@ class Model(torch.nn.Module, ABC):
     @abstractmethod
     def attention_layers(self) -> list[AttentionLayer]:
         """In execution order; their specs decide the KV groups."""
+
+    def state_layers(self) -> list[StateLayer]:
+        """Layers that keep a state instead, in execution order."""
+        return []
+
+    def kv_layers(self) -> list[AttentionLayer | StateLayer]:
+        """Every layer that keeps something between steps."""
+        return [*self.attention_layers(), *self.state_layers()]

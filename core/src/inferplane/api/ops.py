@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -70,6 +71,8 @@ class OpTable:
     gelu_tanh_and_mul: Callable[..., torch.Tensor]
     topk_softmax: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     fused_experts: Callable[..., torch.Tensor]
+    causal_conv1d: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    ssm_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if missing := OPS.keys() - functions.keys():
@@ -255,3 +258,109 @@ def _gate(gate_up: torch.Tensor, activation: str, alpha: float, limit: float) ->
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
     raise ValueError(f"activation {activation!r} should be one of {', '.join(EXPERT_ACTIVATIONS)}")
+
+
+def _segments(g: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """A first segment, its continuation in another block, one token of an old request, and a new request."""
+    starts, reads, writes = ([0, 70, 75, 76, 83], [0, 2, 3, 0], [2, 1, 3, 4])
+    is_first = torch.tensor([True, False, False, True])
+    return torch.tensor(starts, dtype=torch.int32), torch.tensor(reads), torch.tensor(writes), is_first
+
+
+def _causal_conv1d_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    weight, bias, states = _randn(g, dtype, 24, 4), _randn(g, dtype, 24), _randn(g, dtype, 5, 24, 3)
+    return _randn(g, dtype, 83, 24), weight, bias, states, *_segments(g)
+
+
+@_op(_causal_conv1d_inputs, overwrites=(3,))
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    starts: torch.Tensor,
+    reads: torch.Tensor,
+    writes: torch.Tensor,
+    is_first: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each channel's weighted sum over a token and the ``width - 1`` before it in its request.
+
+    ``x: [num_tokens, channels]``, ``weight: [channels, width]`` with the token's own factor last, ``bias: [channels]``,
+    ``states: [num_blocks, channels, width - 1]`` the inputs before; the rest as in `StateSegments`
+    (`inferplane.api.state`). Returns ``[num_tokens, channels]`` and states, which are changed in place.
+    """
+    out = torch.empty_like(x)
+    width = weight.shape[1]
+    bounds = starts.tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        before = states[reads[index]].to(x.dtype)
+        if is_first[index]:
+            before = torch.zeros_like(before)
+        inputs = torch.cat([before, x[start:end].T], dim=1)
+        out[start:end] = torch.einsum("cnw,cw->nc", inputs.unfold(1, width, 1), weight)
+        states[writes[index]] = inputs[:, inputs.shape[1] - width + 1 :].to(states.dtype)
+    return (out if bias is None else out + bias), states
+
+
+def _ssm_scan_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    x, b, c = _randn(g, dtype, 83, 4, 8), _randn(g, dtype, 83, 2, 6), _randn(g, dtype, 83, 2, 6)
+    steps = torch.rand(83, 4, generator=g) * 0.5
+    return x, steps, -torch.rand(4, generator=g), b, c, torch.randn(5, 4, 8, 6, generator=g), *_segments(g)
+
+
+SCAN_CHUNK = 64
+"""Tokens whose influence on one another is computed as one matrix."""
+
+
+@_op(_ssm_scan_inputs, overwrites=(5,))
+def ssm_scan(
+    x: torch.Tensor,
+    steps: torch.Tensor,
+    decay: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    starts: torch.Tensor,
+    reads: torch.Tensor,
+    writes: torch.Tensor,
+    is_first: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The selective state space of Mamba 2 (arXiv:2405.21060), token after token in each head:
+    ``state = exp(steps * decay) * state + steps * outer(x, b)`` and ``y = state @ c``.
+
+    ``x: [num_tokens, num_heads, head_dim]``, ``steps: [num_tokens, num_heads]`` and ``decay: [num_heads]`` float32,
+    ``b, c: [num_tokens, num_groups, state_size]`` each for ``num_heads / num_groups`` neighbouring heads,
+    ``states: [num_blocks, num_heads, head_dim, state_size]`` float32; the rest as in `StateSegments`. Computed in
+    float32 (float64 for float64). Returns y like x, and states, which are changed in place.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    per_group = x.shape[1] // b.shape[1]
+    keys, queries = (each.to(wide).repeat_interleave(per_group, dim=1) for each in (b, c))
+    values = x.to(wide) * steps.to(wide).unsqueeze(-1)
+    rates = steps.to(wide) * decay.to(wide)
+    out = torch.empty_like(x)
+    bounds = starts.tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        state = states[reads[index]].to(wide)
+        if is_first[index]:
+            state = torch.zeros_like(state)
+        for first in range(start, end, SCAN_CHUNK):
+            at = slice(first, min(first + SCAN_CHUNK, end))
+            out[at], state = _scan_chunk(values[at], rates[at], keys[at], queries[at], state)
+        states[writes[index]] = state.to(states.dtype)
+    return out, states
+
+
+def _scan_chunk(
+    values: torch.Tensor, rates: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``values: [n, heads, head_dim]``, ``rates: [n, heads]``, ``keys, queries: [n, heads, state_size]``."""
+    total = rates.cumsum(0)
+    between = (total.unsqueeze(1) - total.unsqueeze(0)).permute(2, 0, 1)
+    future = torch.ones(len(values), len(values), dtype=torch.bool, device=values.device).triu(1)
+    influence = torch.einsum("ihs,jhs->hij", queries, keys) * between.masked_fill(future, float("-inf")).exp()
+    own = torch.einsum("hij,jhd->ihd", influence, values)
+    earlier = torch.einsum("ihs,hds,ih->ihd", queries, state, total.exp())
+    left = (total[-1] - total).exp()
+    added = torch.einsum("jhd,jhs,jh->hds", values, keys, left)
+    return own + earlier, state * total[-1].exp().view(-1, 1, 1) + added

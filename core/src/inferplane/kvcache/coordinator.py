@@ -75,8 +75,8 @@ class KVCacheManager:
         """Blocks that a request of this many tokens needs, and blocks that there are, of a pool that is too small for
         it even when it is alone; None when there is none."""
         needed = [0] * len(self.pools)
-        for pool, manager in zip(self._pool_of, self.managers, strict=True):
-            needed[pool] += manager.max_num_blocks(num_tokens, num_encoder_tokens)
+        for number, manager in zip(self._pool_of, self.managers, strict=True):
+            needed[number] += manager.max_num_blocks(num_tokens, num_encoder_tokens)
         for num, pool in zip(needed, self.pools, strict=True):
             if num > pool.num_blocks:
                 return num, pool.num_blocks

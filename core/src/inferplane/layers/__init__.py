@@ -21,6 +21,7 @@ from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQK
 from inferplane.layers.rope import RotaryEmbedding
 from inferplane.layers.router import Router, Routing
 from inferplane.layers.self_attention import SelfAttention
+from inferplane.layers.ssm import Mamba2Mixer
 
 __all__ = [
     "AllHeadsRMSNorm",
@@ -36,6 +37,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba2Mixer",
     "MLP",
     "MergedColumnParallelLinear",
     "Norm",

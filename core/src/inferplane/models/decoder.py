@@ -14,6 +14,7 @@ import torch
 
 from inferplane.api.attention import AttentionLayer
 from inferplane.api.model import BuildContext, ForwardBatch, Model
+from inferplane.api.state import StateLayer
 from inferplane.layers import (
     MLP,
     AllHeadsRMSNorm,
@@ -21,6 +22,7 @@ from inferplane.layers import (
     Experts,
     GatedMLP,
     Layer,
+    Mamba2Mixer,
     Norm,
     ParallelLMHead,
     RMSNorm,
@@ -198,3 +200,6 @@ class Decoder(Model):
 
     def attention_layers(self) -> list[AttentionLayer]:
         return [layer.description for layer in walk_layers(self) if isinstance(layer, Attention)]
+
+    def state_layers(self) -> list[StateLayer]:
+        return [layer.description for layer in walk_layers(self) if isinstance(layer, Mamba2Mixer)]

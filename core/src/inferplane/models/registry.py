@@ -33,6 +33,7 @@ BUILT_IN: Mapping[str, str] = {
     "GraniteMoeForCausalLM": "inferplane.models.granite:GraniteMoeForCausalLM",
     "Llama4ForCausalLM": "inferplane.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
+    "Mamba2ForCausalLM": "inferplane.models.mamba2:Mamba2ForCausalLM",
     "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
     "MixtralForCausalLM": "inferplane.models.sparse:MixtralForCausalLM",
     "Olmo2ForCausalLM": "inferplane.models.olmo:Olmo2ForCausalLM",

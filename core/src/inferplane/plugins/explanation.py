@@ -101,7 +101,7 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
     with torch.inference_mode():
         model.load_weights((slot.name, torch.empty(slot.shape, device="meta")) for slot in slots)
     by_op = [Choice("op", (each.subject.removeprefix("op "),), config.model.dtype, each) for each in ops]
-    specs = {layer.name: layer.spec for layer in model.attention_layers()}
+    specs = {layer.name: layer.spec for layer in model.kv_layers()}
     groups = group_layers(specs, config.model.max_model_len, config.scheduler.max_num_batched_tokens)
     return Explanation(
         device=device,

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
-_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec, MLAAttentionSpec)
 
 
 class ReferenceAttention(AttentionBackend):
     """Scaled dot-product attention (arXiv:1706.03762) with softmax and both products in float32 (float64 for float64).
 
-    Keys and values of a layer lie as ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
+    Keys and values of a layer lie as ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; of a latent, which is
+    both, there is one half only.
     """
 
     name = "reference"
@@ -32,7 +33,8 @@ class ReferenceAttention(AttentionBackend):
     def allocate_kv(
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        shape = (2, num_blocks, layer.spec.block_size, layer.num_kv_heads, layer.head_dim)
+        halves = 1 if isinstance(layer.spec, MLAAttentionSpec) else 2
+        shape = (halves, num_blocks, layer.spec.block_size, layer.num_kv_heads, layer.head_dim)
         return torch.empty(shape, dtype=dtype, device=device)
 
     def forward(
@@ -49,8 +51,9 @@ class ReferenceAttention(AttentionBackend):
         inputs: AttentionInputs = metadata
         spec = layer.spec
         kv.flatten(1, 2)[0, inputs.slot_mapping] = k
-        kv.flatten(1, 2)[1, inputs.slot_mapping] = v
-        out = torch.empty_like(q)
+        if not isinstance(spec, MLAAttentionSpec):
+            kv.flatten(1, 2)[1, inputs.slot_mapping] = v
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
         start = 0
         for index, (query_len, seq_len) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
             first_seen = [
@@ -60,12 +63,12 @@ class ReferenceAttention(AttentionBackend):
             first_block = first_seen[0] // spec.block_size
             first_token = first_block * spec.block_size
             blocks = inputs.block_table[index, first_block : spec.num_blocks_for(seq_len)].long()
-            keys, values = kv[:, blocks].flatten(1, 2)[:, first_seen[0] - first_token : seq_len - first_token]
+            stored = kv[:, blocks].flatten(1, 2)[:, first_seen[0] - first_token : seq_len - first_token]
             rows = slice(start, start + query_len)
             out[rows] = attend(
                 q[rows],
-                keys,
-                values,
+                stored[0],
+                stored[-1, ..., : v.shape[-1]],
                 layer.scale,
                 num_hidden=torch.tensor(first_seen, device=q.device) - first_seen[0],
                 soft_cap=layer.soft_cap,
@@ -87,9 +90,10 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of the last queries of a run of tokens over all of it.
 
-    ``q: [query_len, num_heads, head_dim]``, ``k, v: [num_keys, num_kv_heads, head_dim]`` with num_heads a multiple of
-    num_kv_heads; query i stands with key ``num_keys - query_len + i`` and does not see the first ``num_hidden[i]``
-    keys. ``sinks: [num_heads]``. Returns q's shape and dtype.
+    ``q: [query_len, num_heads, head_dim]``, ``k: [num_keys, num_kv_heads, head_dim]`` and
+    ``v: [num_keys, num_kv_heads, value_dim]`` with num_heads a multiple of num_kv_heads; query i stands with key
+    ``num_keys - query_len + i`` and does not see the first ``num_hidden[i]``
+    keys. ``sinks: [num_heads]``. Returns ``[query_len, num_heads, value_dim]`` in q's dtype.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     queries_per_kv_head = q.shape[1] // k.shape[1]

@@ -4,12 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.state import StateLayer, StateSegments, allocate_states, state_segments
+
+
+class CacheKeeper(Protocol):
+    """Lays out what layers of one kind keep between steps, and says what a step is to them: an attention backend, or
+    `StateKeeper`."""
+
+    name: ClassVar[str]
+    graph_safe: ClassVar[bool]
+
+    @classmethod
+    def allocate_kv(
+        cls, layer: Any, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor: ...
+
+    def build_metadata(self, inputs: AttentionInputs) -> Any: ...
+
+    def refresh_metadata(self, metadata: Any, inputs: AttentionInputs) -> None: ...
+
+
+class StateKeeper:
+    """Of layers with a state, which compute on it by themselves."""
+
+    name: ClassVar[str] = "state"
+    graph_safe: ClassVar[bool] = False
+    """Which segments there are is decided on the host."""
+
+    @classmethod
+    def allocate_kv(
+        cls, layer: StateLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return allocate_states(layer.spec, num_blocks, device)
+
+    def build_metadata(self, inputs: AttentionInputs) -> StateSegments:
+        return state_segments(inputs)
+
+    def refresh_metadata(self, metadata: Any, inputs: AttentionInputs) -> None:
+        raise NotImplementedError("steps of state layers are not recorded")
 
 
 class AttentionChooser:
@@ -18,6 +56,11 @@ class AttentionChooser:
     def __init__(self, choose: Callable[[AttentionLayer], type[AttentionBackend]]) -> None:
         self._choose = choose
         self._instances: dict[tuple[type[AttentionBackend], KVCacheSpec], AttentionBackend] = {}
+        self._states = StateKeeper()
+
+    def keeper(self, layer: AttentionLayer | StateLayer) -> CacheKeeper:
+        """Of any layer that keeps something."""
+        return self._states if isinstance(layer, StateLayer) else self(layer)
 
     def __call__(self, layer: AttentionLayer) -> AttentionBackend:
         backend_class = self._choose(layer)
@@ -37,7 +80,7 @@ class KVGroup:
     """Layers that share block tables, on this rank."""
 
     block_size: int
-    layers_of: tuple[tuple[AttentionBackend, tuple[str, ...]], ...]
+    layers_of: tuple[tuple[CacheKeeper, tuple[str, ...]], ...]
     """Names of the group's layers by the backend instance that serves them."""
 
     def build_metadata(self, inputs: AttentionInputs) -> dict[str, Any]:
@@ -60,13 +103,13 @@ class KVGroup:
 
 def make_groups(
     kv_config: KVCacheConfig,
-    layers: Sequence[AttentionLayer],
-    backend_of: Callable[[AttentionLayer], AttentionBackend],
+    layers: Sequence[AttentionLayer | StateLayer],
+    backend_of: Callable[[AttentionLayer | StateLayer], CacheKeeper],
 ) -> list[KVGroup]:
     by_name = {layer.name: layer for layer in layers}
     groups = []
     for group in kv_config.groups:
-        names_of: dict[AttentionBackend, list[str]] = {}
+        names_of: dict[CacheKeeper, list[str]] = {}
         for name in group.layer_names:
             names_of.setdefault(backend_of(by_name[name]), []).append(name)
         layers_of = tuple((backend, tuple(names)) for backend, names in names_of.items())
@@ -76,8 +119,8 @@ def make_groups(
 
 def allocate(
     kv_config: KVCacheConfig,
-    layers: Sequence[AttentionLayer],
-    backend_of: Callable[[AttentionLayer], AttentionBackend],
+    layers: Sequence[AttentionLayer | StateLayer],
+    backend_of: Callable[[AttentionLayer | StateLayer], CacheKeeper],
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:

@@ -113,8 +113,8 @@ class ModelWorker(Worker):
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return {
-            layer.name: replace(layer.spec, layout=self._attention(layer).name)
-            for layer in self.model.attention_layers()
+            layer.name: replace(layer.spec, layout=self._attention.keeper(layer).name)
+            for layer in self.model.kv_layers()
         }
 
     def available_kv_bytes(self) -> int:
@@ -148,7 +148,7 @@ class ModelWorker(Worker):
         self._runner = self._make_runner(with_scratch, self._max_len)
 
     def _make_runner(self, kv_config: KVCacheConfig, max_len: int) -> Runner:
-        config, layers, runtime = self.config, self.model.attention_layers(), self.runtime
+        config, layers, runtime = self.config, self.model.kv_layers(), self.runtime
         dtype = getattr(torch, config.model.dtype)
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
         sampler = None
@@ -157,8 +157,8 @@ class ModelWorker(Worker):
         return Runner(
             model=self.model,
             runtime=runtime,
-            kv=allocate(kv_config, layers, self._attention, dtype, runtime.torch_device),
-            groups=make_groups(kv_config, layers, self._attention),
+            kv=allocate(kv_config, layers, self._attention.keeper, dtype, runtime.torch_device),
+            groups=make_groups(kv_config, layers, self._attention.keeper),
             batch=Batch(max_num_seqs, max_len, [group.spec.block_size for group in kv_config.groups]),
             sampler=sampler,
             vocab_size=vocab_size,

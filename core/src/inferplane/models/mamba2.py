@@ -1,0 +1,68 @@
+"""Mamba 2: state-space mixers in place of attention, and no feed-forward between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from inferplane.api.model import ForwardBatch
+from inferplane.layers import Heads, Layer, Mamba2Mixer, Norm
+from inferplane.models.decoder import Decoder, Names
+from inferplane.models.errors import ModelLoadError
+from inferplane.models.hf_fields import flag, positive_number, whole_number
+from inferplane.models.shape import Shape
+
+
+class Mamba2Block(Layer):
+    """Norm and mixer."""
+
+    def __init__(self, norm: Norm, mixer: Mamba2Mixer) -> None:
+        self.norm = norm
+        self.mixer = mixer
+
+    def __call__(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, residual = self.norm.add(hidden, residual)
+        return self.mixer(hidden, batch), residual
+
+
+class Mamba2ForCausalLM(Decoder):
+    names = Names(embedding="backbone.embeddings", layers="backbone.layers", norm="backbone.norm_f")
+
+    @staticmethod
+    def read_shape(hf: Mapping[str, Any]) -> Shape:
+        num_heads, head_dim = whole_number(hf, "num_heads", 128), whole_number(hf, "head_dim", 64)
+        return Shape(
+            vocab_size=whole_number(hf, "vocab_size"),
+            hidden_size=whole_number(hf, "hidden_size"),
+            intermediate_size=num_heads * head_dim,
+            num_layers=whole_number(hf, "num_hidden_layers"),
+            heads=Heads(num_heads, num_heads, head_dim),
+            norm_eps=positive_number(hf, "layer_norm_epsilon", 1e-5),
+            activation="silu",
+            has_tied_embeddings=flag(hf, "tie_word_embeddings"),
+        )
+
+    def make_block(self, prefix: str, index: int) -> Layer:
+        hf, heads = self.hf, self.shape.heads
+        if (activation := hf.get("hidden_act", "silu")) != "silu":
+            raise ModelLoadError(f"hidden_act {activation!r} is not supported by this family; silu is")
+        low, high = hf.get("time_step_limit", (0.0, float("inf")))
+        mixer = Mamba2Mixer(
+            self.ctx,
+            f"{prefix}.mixer",
+            self.shape.hidden_size,
+            num_heads=heads.num_heads,
+            head_dim=heads.head_dim,
+            num_groups=whole_number(hf, "n_groups", 8),
+            state_size=whole_number(hf, "state_size", 128),
+            conv_width=whole_number(hf, "conv_kernel", 4),
+            eps=self.shape.norm_eps,
+            bias=flag(hf, "use_bias"),
+            conv_bias=flag(hf, "use_conv_bias", True),
+            step_limits=(float(low), float(high)),
+        )
+        return Mamba2Block(self.make_norm(f"{prefix}.norm"), mixer)
