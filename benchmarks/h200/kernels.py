@@ -151,10 +151,8 @@ def stage_matvec(report: Report) -> None:
                 timed[config] = report.measure("matvec", shape, calls, num_bytes, config=str(config))
         best = report.best("matvec", shape, timed)
         if best:
-            for prefetch in (0, 4096, 8192):
-                config = dataclasses.replace(best, prefetch_bytes=prefetch)
-                calls = [partial(matvec, x, w, out=y, config=config, pdl=True) for w in weights]
-                report.measure("matvec+pdl", shape, calls, num_bytes, config=str(config))
+            calls = [partial(matvec, x, w, out=y, config=best, pdl=True) for w in weights]
+            report.measure("matvec+pdl", shape, calls, num_bytes, config=str(best))
         del weights
 
 
@@ -334,10 +332,9 @@ def stage_step(report: Report) -> None:
         for shape, config in report.tuning.get(kernel, {}).items()
     }
 
-    def step(pdl: bool, prefetch: int) -> None:
+    def step(pdl: bool) -> None:
         def product(x: torch.Tensor, weight: torch.Tensor, **fused: Any) -> torch.Tensor:
             config = tuned.get(f"{weight.shape[0]}x{weight.shape[1]}", MatvecConfig())
-            config = dataclasses.replace(config, prefetch_bytes=prefetch)
             return matvec(x, weight, config=config, pdl=pdl, **fused)
 
         x = hidden
@@ -353,16 +350,8 @@ def stage_step(report: Report) -> None:
             x = product(product(x, gate_up, norm=norm, gated=True), down)
         product(x, head, norm=NormBefore(norm_weight, 1e-5, *residuals[-2:]))
 
-    for pdl, prefetch in ((False, 0), (True, 0), (True, 2048), (True, 4096), (True, 8192), (True, 28672)):
-        if report.in_time:
-            report.measure(
-                "step",
-                "llama-8b x1",
-                [partial(step, pdl, prefetch)],
-                num_bytes,
-                pdl=pdl,
-                prefetch=prefetch,
-            )
+    for pdl in (False, True):
+        report.measure("step", "llama-8b x1", [partial(step, pdl)], num_bytes, pdl=pdl)
 
 
 STAGES: dict[str, Callable[[Report], None]] = {

@@ -1,9 +1,37 @@
-"""Shipped tables are found by capability, and a card without one has none."""
+"""Shipped tables are found by capability, and say what the kernels that they are for can be told."""
 
 from __future__ import annotations
+
+import json
+
+import pytest
 
 from inferplane_kernels_cuda import tuning_file
 
 
 def test_a_capability_without_a_table():
     assert tuning_file((1, 0)) is None
+
+
+def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
+    pytest.importorskip("triton")
+    from inferplane_kernels_triton.decode_attention import DecodeConfig
+    from inferplane_kernels_triton.matvec import MatvecConfig
+    from inferplane_kernels_triton.prefill_attention import PrefillConfig
+    from inferplane_kernels_triton.tuning import TuningTable
+
+    path = tuning_file((9, 0))
+    assert path is not None
+    defaults = {
+        "matvec": MatvecConfig(),
+        "matvec_gated": MatvecConfig(),
+        "decode_attention": DecodeConfig(),
+        "prefill_attention": PrefillConfig(),
+    }
+    kernels = json.loads(path.read_text())["kernels"]
+    assert kernels.keys() == defaults.keys()
+    table = TuningTable.read(path)
+    for kernel, entries in kernels.items():
+        for shape, entry in entries.items():
+            config = table.config(kernel, tuple(map(int, shape.split("x"))), defaults[kernel])
+            assert {name: getattr(config, name) for name in entry} == entry

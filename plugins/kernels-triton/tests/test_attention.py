@@ -144,8 +144,8 @@ def test_what_does_not_fit_is_refused(device: torch.device):
 
 def test_splits_fill_the_device_and_no_more():
     assert choose_num_splits(256, 8, 8192, 132) == 1
-    assert choose_num_splits(1, 8, 8192, 132) == 32
-    assert choose_num_splits(1, 8, 128, 132) == 2
+    assert choose_num_splits(1, 8, 8192, 132) == 16
+    assert choose_num_splits(1, 8, 128, 132) == 4
     assert choose_num_splits(1, 1, 1 << 20, 132) == 64
 
 

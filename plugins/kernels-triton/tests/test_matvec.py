@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(device: torch.device):
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096)], ids=str)
 def test_at_real_shapes(shape: tuple[int, int], pdl: bool, device: torch.device):
-    config = MatvecConfig(prefetch_bytes=4096)
+    config = MatvecConfig()
     check(*shape, torch.bfloat16, device, config, pdl=pdl)
     check(*shape, torch.bfloat16, device, config, pdl=pdl, quantized=True)
     check(*shape, torch.bfloat16, device, config, pdl=pdl, has_norm=True, has_residual=True)
@@ -115,5 +115,5 @@ def test_at_real_shapes(shape: tuple[int, int], pdl: bool, device: torch.device)
 @gpu
 @pytest.mark.parametrize("pdl", [False, True])
 def test_gated_at_real_shapes(pdl: bool, device: torch.device):
-    config = MatvecConfig(prefetch_bytes=4096)
+    config = MatvecConfig()
     check(28672, 4096, torch.bfloat16, device, config, pdl=pdl, gated=True, has_norm=True, has_residual=True)

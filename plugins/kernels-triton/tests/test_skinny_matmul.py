@@ -86,7 +86,7 @@ def test_nothing_and_too_much(device: torch.device):
 @pytest.mark.parametrize("num_tokens", [2, 16, 32, 64])
 def test_at_real_shapes(num_tokens: int, pdl: bool, device: torch.device):
     for splits in (1, 4):
-        config = MatmulConfig(splits=splits, prefetch_bytes=512)
+        config = MatmulConfig(splits=splits)
         check(num_tokens, 6144, 4096, torch.bfloat16, device, config, pdl=pdl)
         check(num_tokens, 28672, 4096, torch.bfloat16, device, config, gated=True, pdl=pdl)
         check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, pdl=pdl)

@@ -93,7 +93,7 @@ def _matvec(tuning: TuningTable) -> None:
 
 
 def _matvec_pdl(tuning: TuningTable) -> None:
-    matvec(_meta(1, 4096), _meta(28672, 4096), config=MatvecConfig(prefetch_bytes=8192), pdl=True, gated=True)
+    matvec(_meta(1, 4096), _meta(28672, 4096), pdl=True, gated=True)
 
 
 def _skinny_matmul(tuning: TuningTable) -> None:
@@ -115,7 +115,7 @@ def _experts(tuning: TuningTable) -> None:
 
 
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:
-    skinny_matmul(_meta(8, 4096), _meta(28672, 4096), config=MatmulConfig(prefetch_bytes=1024), pdl=True)
+    skinny_matmul(_meta(8, 4096), _meta(28672, 4096), pdl=True)
 
 
 CASES: dict[str, Callable[[TuningTable], None]] = {

@@ -64,9 +64,9 @@ class DecodeWorkspace:
 
 
 def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_processors: int) -> int:
-    """Splits that fill the device: a power of two, about two programs a processor, none shorter than 64 keys."""
-    wanted = (2 * num_processors) // max(1, num_reqs * num_kv_heads)
-    useful = triton.cdiv(max_seq_len, 64)
+    """Splits that fill the device: a power of two, at most a program a processor, none shorter than 32 keys."""
+    wanted = num_processors // max(1, num_reqs * num_kv_heads)
+    useful = triton.cdiv(max_seq_len, 32)
     splits = 1
     while splits * 2 <= min(wanted, useful, MAX_SPLITS):
         splits *= 2

@@ -42,39 +42,3 @@ def require_unit_stride(**tensors: torch.Tensor) -> None:
             raise ValueError(
                 f"{name}: the last dimension has stride {tensor.stride(-1)}, needs 1; pass {name}.contiguous()"
             )
-
-
-@triton.jit
-def prefetch(ptr, row_bytes, ROWS: tl.constexpr, BYTES: tl.constexpr, THREADS: tl.constexpr):
-    """Asks for the first BYTES of ROWS rows to be brought to the second-level cache (NVIDIA from capability 9.0).
-
-    For what no earlier kernel writes, before `begin`: memory then works while the previous kernel finishes. BYTES comes
-    from `prefetched_bytes`; each of the program's THREADS asks for one part.
-    """
-    parts: tl.constexpr = THREADS // ROWS
-    part: tl.constexpr = BYTES // parts
-    threads = tl.arange(0, THREADS)
-    address = ptr.to(tl.int64) + (threads // parts).to(tl.int64) * row_bytes + threads % parts * part
-    size = tl.full((THREADS,), part, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, size],
-        tl.int32,
-        False,
-        1,
-    )
-
-
-def prefetched_bytes(weight: torch.Tensor, num_rows: int, wanted: int, rows: int, num_warps: int) -> int:
-    """What `prefetch` may be asked for of each row, at most ``wanted``; 0 where rows and threads do not fit.
-
-    A program has ``rows`` of the ``num_rows`` that are its grid's. The copy engine takes whole pieces of 16 bytes that
-    are aligned to 16.
-    """
-    threads = 32 * num_warps
-    row_bytes = weight.stride(0) * weight.element_size()
-    if num_rows % rows or threads % rows or row_bytes % 16 or weight.data_ptr() % 16:
-        return 0
-    unit = 16 * threads // rows
-    return min(wanted, weight.shape[1] * weight.element_size()) // unit * unit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.launch import begin, options, prefetch, prefetched_bytes, require_unit_stride
+from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class MatvecConfig:
     num_warps: int = 4
     unroll: int = 2
     """Iterations whose loads are in flight together."""
-    prefetch_bytes: int = 0
-    """Of each row, brought to the cache before the previous kernel is waited for; only with ``pdl``."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +58,34 @@ def _matvec(
     num_out, eps,
     IN: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
-    PREFETCH: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program makes ROWS outputs; where GATED, row r of gate and of up make output r."""
     program = tl.program_id(0)
-    if PREFETCH:
-        first_row = (program * ROWS).to(tl.int64) * weight_row
-        row_bytes = weight_row * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(weight_ptr + first_row, row_bytes, ROWS, PREFETCH, 32 * WARPS)
-        if GATED:
-            prefetch(up_ptr + first_row, row_bytes, ROWS, PREFETCH, 32 * WARPS)
     rows = program * ROWS + tl.arange(0, ROWS)
     row_mask = rows < num_out
     row_starts = rows.to(tl.int64)[:, None] * weight_row
     acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     up_acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     squares = tl.zeros((COLUMNS,), dtype=tl.float32)
+    # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
+    columns = tl.arange(0, COLUMNS)
+    mask = row_mask[:, None] & (columns < IN)[None, :]
+    weight = tl.load(
+        weight_ptr + row_starts + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+    )
+    up = weight
+    if GATED:
+        up = tl.load(
+            up_ptr + row_starts + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first"
+        )
     begin(PDL)
     for start in tl.range(0, IN, COLUMNS, loop_unroll_factor=UNROLL):
         columns = start + tl.arange(0, COLUMNS)
         inside = columns < IN
-        mask = row_mask[:, None] & inside[None, :]
-        cells = row_starts + columns[None, :]
-        weight = tl.load(weight_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+        cells = row_starts + COLUMNS + columns[None, :]
+        mask = row_mask[:, None] & (columns < IN - COLUMNS)[None, :]
+        next_weight = tl.load(weight_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + columns, mask=inside, other=0.0)
         if HAS_RESIDUAL:
             residual = tl.load(residual_ptr + columns, mask=inside, other=0.0)
@@ -94,9 +97,11 @@ def _matvec(
             squares += wide * wide
             wide = wide * tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         acc += weight.to(tl.float32) * wide[None, :]
+        weight = next_weight
         if GATED:
-            up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+            next_up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
             up_acc += up.to(tl.float32) * wide[None, :]
+            up = next_up
     total = tl.sum(acc, axis=1)
     up_total = tl.sum(up_acc, axis=1)
     if HAS_NORM:
@@ -147,15 +152,13 @@ def matvec(
         out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     columns = min(config.columns, triton.next_power_of_2(in_features))
     residual = norm.residual if norm else None
-    wanted = config.prefetch_bytes if pdl else 0
-    ahead = prefetched_bytes(weight, num_out, wanted, config.rows, config.num_warps)
     _matvec[(triton.cdiv(num_out, config.rows),)](
         x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
         weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
         weight.stride(0), num_out, norm.eps if norm else 0.0,
         IN=in_features, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
         HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated, ROWS=config.rows,
-        COLUMNS=columns, UNROLL=config.unroll, PREFETCH=ahead, WARPS=config.num_warps, PDL=pdl,
+        COLUMNS=columns, UNROLL=config.unroll, PDL=pdl,
         **options(pdl, num_warps=config.num_warps),
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.launch import begin, options, prefetch, prefetched_bytes, require_unit_stride
+from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 MAX_TOKENS = 64
 
@@ -31,8 +31,6 @@ class MatmulConfig:
     """Programs that share the columns of one tile of rows."""
     num_warps: int = 4
     num_stages: int = 4
-    prefetch_bytes: int = 0
-    """Of each row, brought to the cache before the previous kernel is waited for; only with ``pdl``."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +82,13 @@ def _skinny_matmul(
     x_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, weight_row, out_row,
     num_tokens, num_out,
     IN: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
-    WARPS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of the weight, one split of its columns, all tokens."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     share: tl.constexpr = (IN + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS) * COLUMNS
     first = split * share
-    if PREFETCH:
-        row_bytes = weight_row * (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        corner = (tile * ROWS).to(tl.int64) * weight_row + first
-        prefetch(weight_ptr + corner, row_bytes, ROWS, PREFETCH, 32 * WARPS)
-        if GATED:
-            prefetch(up_ptr + corner, row_bytes, ROWS, PREFETCH, 32 * WARPS)
     rows = tile * ROWS + tl.arange(0, ROWS)
     tokens = tl.arange(0, TOKENS)
     row_mask = (rows < num_out)[:, None]
@@ -182,8 +173,6 @@ def skinny_matmul(
         out = torch.empty((num_tokens, num_out), dtype=x.dtype, device=x.device)
     if workspace is None and config.splits > 1:
         workspace = MatmulWorkspace.allocate(num_tokens, len(weight), config.splits, x.device)
-    share = triton.cdiv(in_features, config.splits) * weight.element_size()
-    wanted = min(config.prefetch_bytes, share) if pdl else 0
     if num_tokens:
         _skinny_matmul[(triton.cdiv(num_out, config.rows), config.splits)](
             x, weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
@@ -191,8 +180,6 @@ def skinny_matmul(
             x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
             IN=in_features, HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated,
             TOKENS=_padded(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
-            STAGES=config.num_stages,
-            PREFETCH=prefetched_bytes(weight, num_out, wanted, config.rows, config.num_warps),
-            WARPS=config.num_warps, PDL=pdl, **options(pdl, num_warps=config.num_warps),
+            STAGES=config.num_stages,  PDL=pdl, **options(pdl, num_warps=config.num_warps),
         )  # fmt: skip
     return out
