@@ -16,9 +16,11 @@ from inferplane.api.host_memory import host_memory
 from inferplane_cuda import plugin
 from inferplane_cuda.platform import CudaPlatform
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="kernels are compiled here, not interpreted"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted"),
+]
 
 DEVICE = DeviceDescriptor("cuda", 0, "a GPU", 1 << 30, CapabilitySet(("bf16_matmul", "graph_capture")))
 
