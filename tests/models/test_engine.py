@@ -88,3 +88,17 @@ def test_each_mode_cold_and_warm(family: str, mode: str, tiny_model: Callable[[s
             teacher.assert_greedy(complete(llm, ALL_TOKENS), ALL_TOKENS)
         assert llm.stats().num_prefix_hit_tokens > 0
         assert_idle(llm)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_prompts_around_the_window_in_chunks_shorter_than_it(family: str, tmp_path: Path):
+    """A chunk that is longer than the window, or as long, must not see what lies behind it, nor ahead."""
+    folder = tiny_models.make_tiny_model(family, tmp_path, sliding_window=8)
+    teacher, rng = Teacher(folder), random.Random(2)
+    inputs = [
+        {"prompt_token_ids": [rng.randrange(3, tiny_models.VOCAB_SIZE) for _ in range(length)]}
+        for length in (7, 8, 9, 20)
+    ]
+    for step_tokens in (5, 64):
+        with open_llm(folder, max_num_batched_tokens=step_tokens, max_num_seqs=4) as llm:
+            teacher.assert_greedy(llm.generate(inputs, greedy(20, logprobs=0), use_tqdm=False), 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
@@ -15,17 +16,24 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of the table.")
 def list_models(as_json: bool) -> None:
-    """Architectures that can be served, by their Hugging Face name."""
+    """Architectures that can be served, by their Hugging Face name: what each does, keeps and is tested on."""
     from inferplane.cli.table import print_table
-    from inferplane.models.registry import known_architectures
+    from inferplane.models.catalog import CATALOG
+    from inferplane.models.registry import BUILT_IN, known_architectures
     from inferplane.plugins import load_plugins
 
-    known = known_architectures(load_plugins().models())
-    rows = [{"architecture": name, "implementation": target} for name, target in sorted(known.items())]
+    rows = []
+    for name, target in known_architectures(load_plugins().models()).items():
+        # of a plugin's class that takes the place of a built-in one nothing is known
+        facts = CATALOG.get(name) if BUILT_IN.get(name) == target else None
+        known = {} if facts is None else asdict(facts)
+        rows.append({"architecture": name, **known, "implementation": target})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    print_table(rows, ["architecture", "implementation"])
+    for row in rows:
+        row.update({key: ", ".join(value) or None for key, value in row.items() if isinstance(value, tuple)})
+    print_table(rows, ["architecture", "family", "features", "kv_specs", "tested", "implementation"])
 
 
 @models.command("pull")

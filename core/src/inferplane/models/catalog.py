@@ -1,0 +1,73 @@
+"""What is known of each architecture without importing its code: its family, what it does, what it keeps.
+
+`tests/models` holds every line against the model itself. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    family: str
+    features: tuple[str, ...] = ()
+    """What sets it apart from a decoder of norm, attention, norm and gated feed-forward."""
+    kv_specs: tuple[str, ...] = ("FullAttentionSpec",)
+    """Classes of `inferplane.api.kv` that its layers may keep, depending on the configuration."""
+    tested: tuple[str, ...] = ("random weights",)
+    """What its answers are compared with transformers' on."""
+
+
+_WINDOWED = ("FullAttentionSpec", "SlidingWindowSpec")
+_TRAINED = ("random weights", "trained weights")
+
+CATALOG: Mapping[str, ModelFacts] = {
+    "Cohere2ForCausalLM": ModelFacts(
+        "Command", ("parallel blocks", "windows", "layers without positions"), _WINDOWED
+    ),
+    "CohereForCausalLM": ModelFacts("Command", ("parallel blocks",)),
+    "DeepseekV2ForCausalLM": ModelFacts("DeepSeek", ("latent attention", "experts", "shared experts")),
+    "DeepseekV3ForCausalLM": ModelFacts(
+        "DeepSeek",
+        ("latent attention", "experts", "shared experts", "sigmoid router"),
+        tested=_TRAINED,
+    ),
+    "FalconForCausalLM": ModelFacts("Falcon", ("parallel blocks", "fused projections")),
+    "Gemma2ForCausalLM": ModelFacts("Gemma", ("windows", "soft caps", "norms on both sides"), _WINDOWED),
+    "Gemma3ForCausalLM": ModelFacts(
+        "Gemma", ("windows", "norms on q and k", "norms on both sides"), _WINDOWED
+    ),
+    "GemmaForCausalLM": ModelFacts("Gemma", ("scaled embeddings",)),
+    "Glm4ForCausalLM": ModelFacts("GLM", ("partial rotary", "norms on both sides")),
+    "Glm4MoeForCausalLM": ModelFacts(
+        "GLM", ("partial rotary", "experts", "shared experts", "sigmoid router")
+    ),
+    "GlmForCausalLM": ModelFacts("GLM", ("partial rotary",)),
+    "GPT2LMHeadModel": ModelFacts("GPT-2", ("learned positions", "no gate")),
+    "GPTNeoXForCausalLM": ModelFacts("GPT-NeoX", ("parallel blocks", "partial rotary", "no gate")),
+    "GptOssForCausalLM": ModelFacts(
+        "GPT-OSS", ("windows", "attention sinks", "experts"), _WINDOWED, _TRAINED
+    ),
+    "GraniteForCausalLM": ModelFacts("Granite", ("multipliers",)),
+    "GraniteMoeForCausalLM": ModelFacts("Granite", ("multipliers", "experts")),
+    "Llama4ForCausalLM": ModelFacts(
+        "Llama",
+        ("chunks", "layers without positions", "experts", "shared experts"),
+        ("ChunkedLocalSpec", "FullAttentionSpec"),
+    ),
+    "LlamaForCausalLM": ModelFacts("Llama", tested=_TRAINED),
+    "MistralForCausalLM": ModelFacts("Llama", ("windows",), _WINDOWED),
+    "MixtralForCausalLM": ModelFacts("Mixtral", ("windows", "experts"), _WINDOWED, _TRAINED),
+    "Olmo2ForCausalLM": ModelFacts("OLMo", ("norms behind", "norms on q and k")),
+    "Olmo3ForCausalLM": ModelFacts("OLMo", ("windows", "norms behind", "norms on q and k"), _WINDOWED),
+    "OlmoeForCausalLM": ModelFacts("OLMo", ("norms on q and k", "experts")),
+    "Phi3ForCausalLM": ModelFacts("Phi", ("windows", "fused projections", "longrope"), _WINDOWED),
+    "Qwen2ForCausalLM": ModelFacts("Qwen", ("windows",), _WINDOWED),
+    "Qwen2MoeForCausalLM": ModelFacts("Qwen", ("windows", "experts", "shared experts"), _WINDOWED),
+    "Qwen3ForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k"), _WINDOWED),
+    "Qwen3MoeForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k", "experts"), _WINDOWED),
+    "Starcoder2ForCausalLM": ModelFacts("StarCoder", ("windows", "no gate"), _WINDOWED),
+}
+"""By Hugging Face architecture."""
