@@ -54,8 +54,11 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def config_metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """What a converter writes of a Hugging Face configuration."""
     rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    window = config.get("sliding_window")
     return {
+        **({f"{arch}.attention.sliding_window": window} if arch == "gemma3" else {}),
         "general.architecture": arch,
         f"{arch}.block_count": config["num_hidden_layers"],
         f"{arch}.context_length": config["max_position_embeddings"],
@@ -89,12 +92,20 @@ _PARTS = {
 }
 
 
-def gguf_name(hf_name: str) -> str:
+_GEMMA3_PARTS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(hf_name: str, arch: str) -> str:
     stem, _, kind = hf_name.rpartition(".")
+    parts = {**_PARTS, **_GEMMA3_PARTS} if arch == "gemma3" else _PARTS
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_PARTS[part]}.{kind}"
-    return f"{_PARTS[stem]}.{kind}"
+        return f"blk.{layer}.{parts[part]}.{kind}"
+    return f"{parts[stem]}.{kind}"
 
 
 def interleaved(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -110,7 +121,7 @@ def interleaved(values: np.ndarray, num_heads: int) -> np.ndarray:
 def folder_to_gguf(
     folder: Path, path: Path, arch: str, quantization: gguf.GGMLQuantizationType | None = None
 ) -> Path:
-    """The float32 safetensors folder of a llama, qwen2 or qwen3 model as a GGUF file, without its tokenizer."""
+    """The float32 safetensors folder of a llama, qwen2, qwen3 or gemma3 model as a GGUF file, without its tokenizer."""
     from safetensors.numpy import load_file
 
     config = json.loads((folder / "config.json").read_text())
@@ -120,7 +131,9 @@ def folder_to_gguf(
             values = interleaved(values, config["num_attention_heads"])
         if arch == "llama" and ".k_proj." in name:
             values = interleaved(values, config["num_key_value_heads"])
-        tensors[gguf_name(name)] = values
+        if arch == "gemma3" and "norm" in name:
+            values = values + np.float32(1)
+        tensors[gguf_name(name, arch)] = values
     return write_gguf(path, config_metadata(config, arch), tensors, quantization)
 
 

@@ -21,6 +21,8 @@ import gguf_files
 import tiny_models
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.loader.gguf import GGUFFile
+from inferplane.models.registry import build_model
+from model_harness import PromptRun, load_tiny, make_context
 
 ARCH_OF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -63,6 +65,33 @@ def test_the_configuration_is_that_of_the_folder(pair: tuple[Path, Path]) -> Non
         assert got[key] == expected[key], key
     head_dim = expected.get("head_dim") or expected["hidden_size"] // expected["num_attention_heads"]
     assert got["head_dim"] == head_dim
+
+
+def test_gemma3_answers_as_its_folder_does(tmp_path: Path) -> None:
+    """Norm weights come without the 1 that files add, and the settings that files leave out are those of the family."""
+    layer_types = [*["sliding_attention"] * 5, "full_attention"]
+    folder = tiny_models.make_tiny_model(
+        "gemma3",
+        tmp_path,
+        num_hidden_layers=6,
+        layer_types=layer_types,
+        query_pre_attn_scalar=32,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    )
+    checkpoint = GGUFFile(gguf_files.folder_to_gguf(folder, tmp_path / "g.gguf", "gemma3"))
+    expected = load_file(folder / "model.safetensors")
+    got = dict(checkpoint.tensors())
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        torch.testing.assert_close(got[name], values, rtol=0, atol=2e-7)
+    model = build_model(make_context(checkpoint.hf_config))
+    model.load_weights(got.items())
+    prompts = [[5, 9, 2, 700, 31] * 12]
+    [ours], [theirs] = PromptRun(model).logits(prompts), PromptRun(load_tiny(folder)).logits(prompts)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])

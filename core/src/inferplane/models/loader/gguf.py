@@ -92,6 +92,8 @@ class GGUFFile:
             data = restore_row_order(data.reshape(entry.shape[0], -1), self._heads(entry)).reshape(data.shape)
         if entry.block_format.is_packed:
             return torch.from_numpy(dequantize(data, entry.block_format))
+        if self._architecture.norm_offset and self._architecture.is_norm(entry.name):
+            return torch.from_numpy(_contiguous(data)).view(torch.float32) - self._architecture.norm_offset
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[entry.block_format.name]
         return torch.from_numpy(_contiguous(data)).view(dtype).reshape(entry.shape)
 

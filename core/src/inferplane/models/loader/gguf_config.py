@@ -66,6 +66,9 @@ def hf_config(reader: GGUFReader) -> dict[str, Any]:
         "rope_parameters": _rope_parameters(reader, sizes),
         **_special_ids(metadata),
     }
+    config |= architecture.config
+    if architecture.model_type == "gemma3_text":
+        config |= _gemma3(config)
     dtype = _plain_dtype(reader)
     return config if dtype is None else {**config, "dtype": dtype}
 
@@ -78,6 +81,19 @@ def generation_config(metadata: Metadata) -> dict[str, Any]:
         if value is not None:
             found[hf_key] = int(value) if key == "top_k" else value
     return found
+
+
+def _gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers with a window turn by a base of their own, unstretched. Queries are scaled by the size of a head, but of
+    the hidden size's share in the model of 62 layers."""
+    head_dim = config["head_dim"]
+    if config["num_hidden_layers"] == 62:
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+    local = {"rope_type": "default", "rope_theta": 10_000.0}
+    return {
+        "query_pre_attn_scalar": head_dim,
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+    }
 
 
 class _Sizes:

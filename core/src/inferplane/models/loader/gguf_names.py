@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from inferplane.quantization.ggml import Bytes
 
@@ -24,6 +26,11 @@ _IN_BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_NORMS_ON_BOTH_SIDES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 # They hold rope settings that are no parameters of the model; the configuration carries them.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -40,16 +47,30 @@ class GGUFArchitecture:
     has_interleaved_rope: bool = False
     """Rows of q and k are reordered so that the two halves of a rotated pair are neighbours."""
     has_qk_norm: bool = False
+    has_norms_on_both_sides: bool = False
+    """Of attention and of the feed-forward block."""
+    norm_offset: float = 0.0
+    """What files have added to the checkpoint's norm weights."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What every configuration of the family says and files do not."""
 
     def hf_name(self, name: str) -> str | None:
         """The Hugging Face name of a tensor; None for one that such a model does not have."""
         match = _BLOCK.fullmatch(name)
         if match:
             layer, part, kind = match.groups()
-            hf_part = _IN_BLOCK.get(part) or (_QK_NORM.get(part) if self.has_qk_norm else None)
+            hf_part = self._parts().get(part)
             return f"model.layers.{layer}.{hf_part}.{kind}" if hf_part else None
         stem, _, kind = name.rpartition(".")
         return f"{_TOP_LEVEL[stem]}.{kind}" if stem in _TOP_LEVEL and kind in ("weight", "bias") else None
+
+    def _parts(self) -> Mapping[str, str]:
+        qk_norm = _QK_NORM if self.has_qk_norm else {}
+        norms = _NORMS_ON_BOTH_SIDES if self.has_norms_on_both_sides else {}
+        return {**_IN_BLOCK, **qk_norm, **norms}
+
+    def is_norm(self, name: str) -> bool:
+        return name.endswith("_norm.weight")
 
     def is_reordered(self, name: str) -> bool:
         match = _BLOCK.fullmatch(name)
@@ -57,6 +78,14 @@ class GGUFArchitecture:
 
 
 ARCHITECTURES = {
+    "gemma3": GGUFArchitecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        has_qk_norm=True,
+        has_norms_on_both_sides=True,
+        norm_offset=1.0,
+        config={"hidden_activation": "gelu_pytorch_tanh"},
+    ),
     "llama": GGUFArchitecture("LlamaForCausalLM", "llama", has_interleaved_rope=True),
     "mistral": GGUFArchitecture("MistralForCausalLM", "mistral", has_interleaved_rope=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM", "qwen2"),
