@@ -18,7 +18,7 @@ from teacher import Teacher
 TRAINED = Path(__file__).parent / "trained"
 MODELS = sorted(path.name for path in TRAINED.iterdir() if path.is_dir())
 # a vocabulary trained on English prose: other scripts are bytes to it
-TEXTS = [LONG[:900], *(text for text in PROMPTS if text.isascii() and len(text) > 8)][:16]
+TEXTS = [text[:900] for text in dict.fromkeys((LONG, *PROMPTS)) if text.isascii() and len(text) > 8][:16]
 
 
 @pytest.fixture(scope="module", params=MODELS)
