@@ -26,6 +26,7 @@ COMMANDS = {
     "inferplane bench serve",
     "inferplane bench startup",
     "inferplane conform",
+    "inferplane new-platform",
     "inferplane plugins list",
     "inferplane plugins doctor",
     "inferplane plugins explain",

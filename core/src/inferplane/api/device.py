@@ -208,7 +208,8 @@ class DeviceRuntime(ABC):
 
     def to_host_async(self, tensor: torch.Tensor) -> HostCopy:
         """Queues a copy to host memory. The tensor may be changed by work that is queued later."""
-        return _DoneCopy(self.to_host(tensor))
+        # where memory is one, the tensor itself would be no copy
+        return _DoneCopy(tensor.clone() if self.is_host_memory else self.to_host(tensor))
 
     def record_event(self) -> Event:
         """The point that the queued work has now reached."""

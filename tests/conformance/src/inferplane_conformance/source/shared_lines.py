@@ -13,6 +13,8 @@ import inferplane
 MIN_LENGTH = 25
 """Shorter lines are alike by chance."""
 MAX_SHARE = 0.05
+FEW_LINES = 100
+"""A package with fewer lines to compare is measured as if it had so many, or five plain lines would be a copy."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class SharedLines:
 
     @property
     def share(self) -> float:
-        return len(self.shared) / self.num_compared if self.num_compared else 0.0
+        return len(self.shared) / max(self.num_compared, FEW_LINES)
 
 
 def shared_lines(files: Sequence[Path]) -> SharedLines:

@@ -1,0 +1,1 @@
+"""A template of a platform plugin, and the command that fills it in."""

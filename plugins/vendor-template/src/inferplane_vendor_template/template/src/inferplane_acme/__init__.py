@@ -1,0 +1,1 @@
+"""InferPlane platform for Acme devices."""
