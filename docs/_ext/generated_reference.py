@@ -1,4 +1,4 @@
-"""Directives that write reference pages: `hooks`, `command-line`, `environment` and `engine-options`."""
+"""Directives that write pages: `hooks`, `command-line`, `environment`, `engine-options` and `support-matrix`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import reference_text
+import support_matrix
 
 WRITERS: dict[str, Callable[[], str]] = {
     "hooks": reference_text.hooks_markdown,
     "command-line": reference_text.command_line_markdown,
     "environment": reference_text.environment_markdown,
     "engine-options": reference_text.engine_options_markdown,
+    "support-matrix": support_matrix.support_matrix_markdown,
 }
 
 

@@ -70,6 +70,8 @@ class KitPlugin:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
+            if self._subject.absence and item.get_closest_marker("without_device") is None:
+                item.add_marker(pytest.mark.skip(reason=f"there is no device: {self._subject.absence}"))
             for marker in item.iter_markers("needs"):
                 if not self._subject.has(marker.args[0]):
                     item.add_marker(pytest.mark.skip(reason=f"the device declares no {marker.args[0]}"))

@@ -96,6 +96,7 @@ def describe_subject(subject: Subject) -> dict[str, Any]:
         "platform": device.platform,
         "device": f"{device.platform}:{device.index} ({device.name})",
         "num_devices": subject.num_devices,
+        "absence": subject.absence,
         "capabilities": list(device.capabilities),
         "distribution": f"{record.distribution} {record.version}",
         "plugin_api": record.api,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from inferplane.api import DeviceDescriptor, DeviceRuntime, Platform
 from inferplane.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig
-from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, load_plugins
+from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, PluginStatus, load_plugins
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +29,23 @@ MODEL = ModelConfig(
 
 
 class Subject:
-    """Made from what ``--device`` says. Raises `PluginError` for a device that is not there, with the cause."""
+    """Made from what ``--device`` says. Raises `PluginError` for a platform that is not installed or not sound.
+
+    A sound platform whose device is not on this machine is a subject too, for the tests that need none.
+    """
 
     def __init__(self, requested: str) -> None:
         self.plugins: PluginSet = load_plugins()
-        self.device: DeviceDescriptor = self.plugins.select_device(requested)
+        self.absence: str | None = None
+        """Why there is no device, in the platform's own words; None when there is one."""
+        name = requested.partition(":")[0]
+        self.plugins.probe()
+        record = next((each for each in self.plugins.records if each.name == name), None)
+        if record is not None and record.status is PluginStatus.UNAVAILABLE:
+            self.absence = record.reason
+            self.device = DeviceDescriptor(name, index=0, name="not on this machine", total_memory_bytes=0)
+        else:
+            self.device = self.plugins.select_device(requested)
         self.platform: Platform = self.plugins.platform(self.device)
 
     @property
@@ -51,8 +63,8 @@ class Subject:
     @cached_property
     def num_devices(self) -> int:
         """Of the platform, from the selected one on."""
-        supported = next(each for each in self.plugins.probe() if each.platform == self.device.platform)
-        return len([each for each in supported.devices if each.index >= self.device.index])
+        found = [each.devices for each in self.plugins.probe() if each.platform == self.device.platform]
+        return len([each for devices in found for each in devices if each.index >= self.device.index])
 
     @property
     def can_be_two(self) -> bool:

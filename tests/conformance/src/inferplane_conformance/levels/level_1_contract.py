@@ -50,6 +50,7 @@ def offered(subject: Subject, hook: str) -> list[Any]:
     return list(found.get(subject.device.platform, []))
 
 
+@pytest.mark.without_device
 def test_the_plugin_was_loaded_for_an_api_that_is_served(subject: Subject) -> None:
     record = subject.record
     assert record.is_usable, record.reason
@@ -71,6 +72,7 @@ def test_probing_answers_with_devices(subject: Subject) -> None:
         assert device.total_memory_bytes > 0
 
 
+@pytest.mark.without_device
 def test_the_platform_is_whole(subject: Subject) -> None:
     assert isinstance(subject.platform, Platform)
     assert not overrides_that_do_not_fit(type(subject.platform), Platform)
@@ -89,6 +91,7 @@ def test_the_runtime_is_whole(subject: Subject) -> None:
     assert isinstance(runtime.torch_device, torch.device)
 
 
+@pytest.mark.without_device
 def test_a_platform_leaves_other_devices_alone(subject: Subject) -> None:
     """Every hook that takes a device is asked about everybody's."""
     name = subject.device.platform
@@ -101,6 +104,7 @@ def test_a_platform_leaves_other_devices_alone(subject: Subject) -> None:
         )
 
 
+@pytest.mark.without_device
 @pytest.mark.parametrize("hook", OFFERS)
 def test_what_is_offered_is_whole(subject: Subject, hook: str) -> None:
     base = OFFERS[hook]
@@ -116,6 +120,7 @@ def test_what_is_offered_is_whole(subject: Subject, hook: str) -> None:
         assert isinstance(each.priority, int)
 
 
+@pytest.mark.without_device
 def test_op_implementations_have_the_references_signature(subject: Subject) -> None:
     implementations = offered(subject, "op_implementations")
     if not implementations:
@@ -137,6 +142,7 @@ def test_op_implementations_have_the_references_signature(subject: Subject) -> N
             pytest.fail(f"{each.provider}'s {each.op}{found} cannot be called as {each.op}{wanted}: {error}")
 
 
+@pytest.mark.without_device
 @pytest.mark.parametrize("checkpoint_dtype", DTYPES)
 def test_config_defaults_are_complete(subject: Subject, checkpoint_dtype: str) -> None:
     defaults = subject.platform.config_defaults(EngineArgs(), subject.device, checkpoint_dtype)
@@ -148,6 +154,7 @@ def test_config_defaults_are_complete(subject: Subject, checkpoint_dtype: str) -
         assert defaults[name] > 0
 
 
+@pytest.mark.without_device
 def test_the_configuration_survives_the_way_to_a_rank(subject: Subject) -> None:
     config = subject.config("float32")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=type(config)) == config
@@ -162,6 +169,7 @@ def test_a_fresh_process_makes_the_same_platform(subject: Subject) -> None:
     assert done.stdout.split()[-3:] == made
 
 
+@pytest.mark.without_device
 def test_loading_the_plugin_leaves_the_core_as_it_was(subject: Subject) -> None:
     command = [sys.executable, "-m", "inferplane_conformance.source.core_snapshot", subject.name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
