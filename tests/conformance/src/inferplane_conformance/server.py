@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,7 +65,7 @@ class Server:
             raise RuntimeError(f"POST {path}: {response.status} {text}")
         return json.loads(text)
 
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Events until ``[DONE]``; closing the iterator hangs up. Raises RuntimeError when the stream breaks off."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_LIMIT_S)
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from inspect import Parameter
+from typing import Any
 
 
 def overrides_that_do_not_fit(derived: type, base: type) -> list[str]:
@@ -54,7 +56,7 @@ def _required_keywords(parameters: list[Parameter]) -> dict[str, None]:
     return {p.name: None for p in parameters if p.default is Parameter.empty}
 
 
-def _function(member: object) -> object:
+def _function(member: object) -> Callable[..., Any] | None:
     if isinstance(member, (classmethod, staticmethod)):
         return member.__func__
     return member if inspect.isfunction(member) else None

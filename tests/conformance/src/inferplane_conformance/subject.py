@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferplane.api import DeviceDescriptor, DeviceRuntime, Platform
-from inferplane.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig
+from inferplane.api.config import ConfigPatch
+from inferplane.config import ConfigError, DeviceConfig, EngineArgs, EngineConfig, ModelConfig
 from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, PluginStatus, load_plugins
 
 if TYPE_CHECKING:
@@ -82,6 +84,11 @@ class Subject:
         """A configuration for this device without a model behind it."""
         device = DeviceConfig(platform=self.device.platform, index=self.device.index)
         return EngineConfig(model=replace(MODEL, dtype=dtype), device=device)
+
+    def defaults(self, checkpoint_dtype: str) -> Mapping[str, Any]:
+        """What the platform chooses when the user leaves everything open."""
+        answer = self.platform.config_defaults(EngineArgs(), self.device, checkpoint_dtype)
+        return answer.values if isinstance(answer, ConfigPatch) else answer
 
     def dtype_fault(self, dtype: torch.dtype) -> str | None:
         """Why the platform refuses to run models of this type, in its own words; None when it does not."""

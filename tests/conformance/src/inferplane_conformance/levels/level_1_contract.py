@@ -145,7 +145,7 @@ def test_op_implementations_have_the_references_signature(subject: Subject) -> N
 @pytest.mark.without_device
 @pytest.mark.parametrize("checkpoint_dtype", DTYPES)
 def test_config_defaults_are_complete(subject: Subject, checkpoint_dtype: str) -> None:
-    defaults = subject.platform.config_defaults(EngineArgs(), subject.device, checkpoint_dtype)
+    defaults = subject.defaults(checkpoint_dtype)
     assert not set(NEEDED_DEFAULTS) - defaults.keys()
     assert not defaults.keys() - {field.name for field in dataclasses.fields(EngineArgs)}
     assert defaults["dtype"] in DTYPES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ SHAPES = {
     "sinks": Shape(has_sinks=True),
     "soft cap and sinks": Shape(soft_cap=2.0, has_sinks=True),
 }
-SPECS: dict[str, tuple[type[AttentionSpec], dict[str, int]]] = {
+SPECS: dict[str, tuple[type[AttentionSpec], dict[str, Any]]] = {
     "full": (FullAttentionSpec, {}),
     "window of 5": (SlidingWindowSpec, {"window": 5}),
     "window of 32": (SlidingWindowSpec, {"window": 32}),
@@ -102,9 +103,7 @@ def takes(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> bool:
 
 
 def platform_block_size(subject: Subject) -> int:
-    from inferplane.config import EngineArgs
-
-    return int(subject.platform.config_defaults(EngineArgs(), subject.device, "float32")["block_size"])
+    return int(subject.defaults("float32")["block_size"])
 
 
 def run(subject: Subject, backend: type[AttentionBackend], layer: AttentionLayer, dtype: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,9 @@ def folder(subject: Subject, llama_folder: Path) -> Path:
     return llama_folder
 
 
-def generate(llm: LLM, prompts: list[list[int]], **params: Any) -> list[RequestOutput]:
+def generate(llm: LLM, prompts: Sequence[Sequence[int]], **params: Any) -> list[RequestOutput]:
     params = {**GREEDY, **params}
-    outputs = llm.generate(
-        [{"prompt_token_ids": ids} for ids in prompts], SamplingParams(**params), use_tqdm=False
-    )
+    outputs = llm.generate(prompts, SamplingParams(**params), use_tqdm=False)
     for output in outputs:
         assert output.outputs[0].error is None, output.outputs[0].error
     return outputs
@@ -96,9 +94,7 @@ def test_greedy_tokens_and_logprobs(subject: Subject, folder: Path) -> None:
 def test_the_platforms_own_type(subject: Subject, folder: Path) -> None:
     """Whatever type `config_defaults` chooses for a half-precision checkpoint, the first token's distribution is the
     model's."""
-    from inferplane.config import EngineArgs
-
-    dtype = subject.platform.config_defaults(EngineArgs(), subject.device, "bfloat16")["dtype"]
+    dtype = subject.defaults("bfloat16")["dtype"]
     prompts = [prompt(length) for length in LENGTHS[1:]]
     with engine(subject, folder, dtype=dtype) as llm:
         outputs = generate(llm, prompts, max_tokens=1, logprobs=1, prompt_logprobs=1)
@@ -168,9 +164,10 @@ def test_sampling_settings(subject: Subject, folder: Path) -> None:
     for device in (subject.name, "reference"):
         with LLM(str(folder), device=device, dtype="float32", max_model_len=256) as llm:
             answers[device] = {
-                name: tokens(generate(llm, [ids], seed=11, **params))[0] for name, params in SAMPLING.items()
+                name: tokens(generate(llm, [ids], **{"seed": 11, **params}))[0]
+                for name, params in SAMPLING.items()
             }
-            plain = tokens(generate(llm, [ids]))[0]
+            plain = [tokens(generate(llm, [ids], **params))[0] for params in ({}, FEW)]
     assert answers[subject.name] == answers["reference"]
     without_effect = [name for name, found in answers["reference"].items() if found in plain]
     assert not without_effect, f"the test itself shows nothing for {without_effect}"
