@@ -65,3 +65,11 @@ def test_weights_are_still_needed_when_nobody_asked_for_dummies(config_only: Pat
 def test_another_format_than_the_model_has_is_refused(tiny_model: Callable[[str], Path]):
     with pytest.raises(ModelLoadError, match="is a safetensors model, but load_format is gguf"):
         LLM(str(tiny_model("llama")), load_format="gguf", **SETTINGS)
+
+
+def test_a_config_may_claim_more_positions_than_any_memory_holds(config_only: Path):
+    config = config_only / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 10**12}))
+    with LLM(str(config_only), load_format="dummy", **SETTINGS) as llm:
+        assert llm.config.model.max_model_len == llm.stats().num_blocks * 16
+        assert [len(ids) for ids in tokens(llm, ignore_eos=True)] == [6, 6]

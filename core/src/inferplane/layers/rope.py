@@ -23,6 +23,7 @@ class RotaryEmbedding(Layer):
         self._config = config
         self.interleaved_dim = config.rotary_dim if is_interleaved else 0
         self._num_positions = ctx.config.model.max_model_len
+        self._num_rows = self._num_positions
         self._device = ctx.device
         self._rotary = ctx.ops.rotary
         self._table: torch.Tensor | None = None
@@ -34,14 +35,20 @@ class RotaryEmbedding(Layer):
         return self._rotary(q, k, positions, self.table())
 
     def table(self) -> torch.Tensor:
-        """``[max_model_len, rotary_dim]`` float32, cosines before sines; made when first asked for."""
+        """``[num_positions, rotary_dim]`` float32, cosines before sines; made when first asked for."""
         if self._table is None:
             self._table = self._make_table().to(self._device)
         return self._table
 
+    def limit_positions(self, num_positions: int) -> None:
+        """Positions from here on are never asked for: the KV cache holds no longer sequence than ``max_model_len``, and
+        may hold a much shorter one. The frequencies stay those of the whole length."""
+        self._num_rows = min(num_positions, self._num_positions)
+        self._table = None
+
     def _make_table(self) -> torch.Tensor:
         frequencies, attention_factor = inverse_frequencies(self._config, self._num_positions)
         # Angles in float32 carry its rounding errors at large positions. Models were trained with just those.
-        positions = torch.arange(self._num_positions, dtype=torch.float32)
+        positions = torch.arange(self._num_rows, dtype=torch.float32)
         angles = torch.outer(positions, torch.from_numpy(frequencies).float())
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor

@@ -204,8 +204,8 @@ class Runner:
             step.unknown_rows,
             step.unknown_tokens,
         ]
-        for group in step.groups:
-            columns += [group.block_table, group.slot_mapping]
+        for arrays in step.groups:
+            columns += [arrays.block_table, arrays.slot_mapping]
         staged = self._copy(columns)
         (
             token_ids,

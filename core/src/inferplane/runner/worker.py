@@ -17,6 +17,7 @@ from inferplane.api.kv import KVCacheConfig, KVCacheSpec
 from inferplane.api.model import BuildContext, Model
 from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.engine.kv_grouping import group_layers
+from inferplane.layers import RotaryEmbedding, walk_layers
 from inferplane.plan import StepPlan
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from inferplane.api.device import GraphBackend
 
 logger = logging.getLogger("inferplane.worker")
+
+
+def limit_positions(model: Model, num_positions: int) -> None:
+    """Keeps tables by position as short as the sequences that there is memory for."""
+    for layer in walk_layers(model):
+        if isinstance(layer, RotaryEmbedding):
+            layer.limit_positions(num_positions)
 
 
 class ModelWorker(Worker):
@@ -133,6 +141,7 @@ class ModelWorker(Worker):
         more_pools = (1,) * (len({group.pool for group in groups}) - 1)
         kv_config = KVCacheConfig(1, groups, more_pools)
         longest = min(config.model.max_model_len, config.scheduler.max_num_batched_tokens)
+        limit_positions(self.model, longest)
         runner = self._make_runner(kv_config, longest)
         plan = largest_plan(config, [group.spec.block_size for group in kv_config.groups])
         runner.execute(plan)
@@ -142,6 +151,7 @@ class ModelWorker(Worker):
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
         self._kv_config = kv_config
         self._max_len = longest_sequence(kv_config, self.config.model.max_model_len)
+        limit_positions(self.model, self._max_len)
         # one block more than the scheduler knows of, for rows of a recorded step that no request fills
         first, *more = [num + 1 for num in kv_config.pool_blocks] or [1]
         with_scratch = replace(kv_config, num_blocks=first, more_pools=tuple(more))
