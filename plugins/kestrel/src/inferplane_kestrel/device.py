@@ -61,14 +61,17 @@ class KestrelTensor(torch.Tensor):
 
     @staticmethod
     def on_card(memory: torch.Tensor, index: int) -> KestrelTensor:
-        tensor = torch.Tensor._make_wrapper_subclass(
-            KestrelTensor,
-            memory.size(),
-            strides=memory.stride(),
-            storage_offset=memory.storage_offset(),
-            dtype=memory.dtype,
-            device=torch.device(NAME, index),
-        )
+        with torch.inference_mode(
+            False
+        ):  # or a view, made in that mode, of a tensor from outside could not be tracked
+            tensor = torch.Tensor._make_wrapper_subclass(
+                KestrelTensor,
+                memory.size(),
+                strides=memory.stride(),
+                storage_offset=memory.storage_offset(),
+                dtype=memory.dtype,
+                device=torch.device(NAME, index),
+            )
         tensor._memory = memory
         _connected[index].hold(tensor, memory)
         return tensor
