@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GPU_TESTS = (
     "platforms/cuda/tests",
+    "plugins/torch-accelerator/tests",
     "plugins/kernels-triton/tests",
     "kernels-cuda/tests",
     "core/tests/runner",

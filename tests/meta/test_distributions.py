@@ -15,7 +15,8 @@ from repository import ROOT, Distribution, distributions, python_files, reposito
 MAY_NEED = {
     "core": set(),
     "kernels": set(),
-    "platform": {"core", "kernels"},
+    "shared": {"core", "kernels"},
+    "platform": {"core", "kernels", "shared"},
     "plugin": {"core"},
     "server": {"core"},
     "conformance": {"core"},
@@ -34,6 +35,7 @@ def test_the_distributions_are_found():
         "inferplane-kernels-rocm",
         "inferplane-kernels-triton",
         "inferplane-server",
+        "inferplane-torch-accelerator",
     } <= {d.name for d in distributions()}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SHARED_BY_PLATFORMS = "plugins/torch-accelerator"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Distribution:
 
     @property
     def kind(self) -> str:
-        """core, server, platform, plugin, conformance or kernels: what the import rule goes by."""
+        """core, server, platform, shared (by platforms), plugin, conformance or kernels: for the import rule."""
+        if self.relative_folder == SHARED_BY_PLATFORMS:
+            return "shared"
         first, *rest = self.relative_folder.split("/")
         if rest and rest[0].startswith("kernels-"):
             return "kernels"

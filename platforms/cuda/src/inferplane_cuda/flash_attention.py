@@ -7,12 +7,13 @@ import importlib.util
 import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
-from inferplane_cuda.triton_attention import StepMetadata, TritonAttention, window_of
+from inferplane_cuda.attention import CudaTritonAttention
+from inferplane_torch_accelerator.triton_attention import StepMetadata, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-class FlashAttention(TritonAttention):
+class FlashAttention(CudaTritonAttention):
     """On GPUs with the bulk copy engine, in half precision. It compiles itself at the first step of each kind."""
 
     name = "cuda_flash"

@@ -34,11 +34,10 @@ def create_platform(device: DeviceDescriptor) -> Platform | None:
 def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
     if device.platform != PLATFORM:
         return []
+    from inferplane_cuda.attention import CudaTorchAttention, CudaTritonAttention
     from inferplane_cuda.flash_attention import FlashAttention
-    from inferplane_cuda.torch_attention import TorchAttention
-    from inferplane_cuda.triton_attention import TritonAttention
 
-    return [FlashAttention, TritonAttention, TorchAttention]
+    return [FlashAttention, CudaTritonAttention, CudaTorchAttention]
 
 
 @hookimpl
@@ -54,9 +53,10 @@ def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
 def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
     if device.platform != PLATFORM:
         return []
-    from inferplane_cuda.ops import OP_IMPLEMENTATIONS
+    from inferplane_cuda.launch import LAUNCH
+    from inferplane_torch_accelerator.ops import triton_ops
 
-    return OP_IMPLEMENTATIONS
+    return triton_ops(LAUNCH)
 
 
 @hookimpl

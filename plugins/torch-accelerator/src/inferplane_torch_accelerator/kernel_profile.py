@@ -1,4 +1,4 @@
-"""What the GPU did while something ran: how busy it was, and with which kernels."""
+"""What the device did while something ran: how busy it was, and with which kernels."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ MAX_NAME = 90
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One piece of work on the GPU; times in microseconds of one clock."""
+    """One piece of work on the device; times in microseconds of one clock."""
 
     name: str
     start_us: float
     end_us: float
 
 
-def record(run: Callable[[], object]) -> list[KernelRun]:
-    """Every kernel, copy and fill that ran during ``run``."""
+def record(run: Callable[[], object], device_type: str) -> list[KernelRun]:
+    """Every kernel, copy and fill that ran during ``run`` on devices of a type that torch's profiler knows."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[getattr(ProfilerActivity, device_type.upper())]) as profiler:
         run()
-        torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
+        torch.get_device_module(device_type).synchronize()
+    there = getattr(torch.autograd.DeviceType, device_type.upper())
     return [
         KernelRun(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type == on_gpu
+        if event.device_type == there
     ]
 
 
 def report(runs: list[KernelRun]) -> str:
     """A text for people: the busy share between the first and the last kernel, then kernels by their time."""
     if not runs:
-        return "nothing ran on the GPU"
+        return "nothing ran on the device"
     span_us = max(run.end_us for run in runs) - min(run.start_us for run in runs)
     busy = busy_us(runs)
     share = busy / max(span_us, 1e-9)
-    lines = [f"GPU busy {busy / 1e3:.2f} ms of {span_us / 1e3:.2f} ms ({share:.1%}), {len(runs)} launches"]
+    lines = [f"device busy {busy / 1e3:.2f} ms of {span_us / 1e3:.2f} ms ({share:.1%}), {len(runs)} launches"]
     totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for run in runs:
         total, count = totals[run.name]

@@ -1,4 +1,4 @@
-"""How keys and values lie in memory: one layout for every backend of the platform.
+"""How keys and values lie in memory: one layout for every backend of a platform.
 
 ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, keys before values: each half is what FlashAttention takes as a
 cache with a block table, and a slot is one row of ``num_kv_heads * head_dim`` contiguous elements.

@@ -9,13 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec
-from inferplane_cuda.kv_layout import allocate, store
+from inferplane_torch_accelerator.kv_layout import allocate, store
 
 
 class TorchAttention(AttentionBackend):
-    """Full attention of any head size and dtype that torch has, for layers that no faster backend serves."""
+    """Full attention of any head size and dtype that torch has, for layers that no faster backend serves. A
+    platform gives it a name."""
 
-    name = "cuda_torch"
     priority = 0
 
     @classmethod

@@ -8,7 +8,8 @@ import torch
 from inferplane.api import DeviceDescriptor
 from inferplane.api.linear import LinearShape
 from inferplane.api.ops import add_rms_norm, rms_norm, silu_and_mul
-from inferplane_cuda.linear import CudaLinear, DenseMultiply
+from inferplane_torch_accelerator.dense_multiply import DenseMultiply
+from inferplane_torch_accelerator.linear import DenseLinear
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 IN, OUT = 96, 80
@@ -31,7 +32,7 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
     torch.manual_seed(0)
     weight = drawn(device, dtype, OUT, IN)
     bias = drawn(device, dtype, OUT) if has_bias else None
-    multiply = CudaLinear.prepare(weight, bias)
+    multiply = DenseLinear.prepare(weight, bias)
     assert isinstance(multiply, DenseMultiply)
     x, residual = drawn(device, dtype, num_rows, IN), drawn(device, dtype, num_rows, IN)
     norm = drawn(device, dtype, IN)
@@ -55,7 +56,7 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
 
 
 def test_what_it_multiplies() -> None:
-    device = DeviceDescriptor("cuda", 0, "", 0)
-    assert CudaLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.bfloat16, False), device) is None
-    reason = CudaLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.float64, False), device)
+    device = DeviceDescriptor("acme", 0, "", 0)
+    assert DenseLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.bfloat16, False), device) is None
+    reason = DenseLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.float64, False), device)
     assert reason is not None and "not torch.float64" in reason

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, ClassVar
 
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
-from inferplane_cuda.kv_layout import allocate
-from inferplane_cuda.launch import DEPENDENT_LAUNCH
+from inferplane_torch_accelerator.kv_layout import allocate
+from inferplane_torch_accelerator.launch import Launch, why_no_triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_BLOCK_SIZE = 16
@@ -29,13 +29,16 @@ class StepMetadata:
     """Tokens of the longest sequence, or an upper bound."""
     num_splits: dict[int, int] = field(default_factory=dict)
     """Into how many parts a sequence is cut, by the number of KV heads."""
+    config: Any = None
+    """How the kernel is launched, once the first layer has asked."""
 
 
 class TritonAttention(AttentionBackend):
     """Full attention and sliding windows, soft caps and sinks. A step of single tokens splits long sequences over the
-    processors; how many parts there are depends on the batch alone, so that a graph holds for any lengths."""
+    processors; how many parts there are depends on the batch alone, so that a graph holds for any lengths. A platform
+    gives it a name and says how kernels are launched."""
 
-    name = "cuda_triton"
+    launch: ClassVar[Launch] = Launch()
     priority = 10
     graph_safe = True
     fuses_rotary = True
@@ -55,9 +58,7 @@ class TritonAttention(AttentionBackend):
             return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
         if layer.head_dim > MAX_HEAD_DIM:
             return f"has no tiles for heads of more than {MAX_HEAD_DIM}, not for {layer.head_dim}"
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
-        return None
+        return why_no_triton()
 
     @classmethod
     def allocate_kv(
@@ -81,7 +82,7 @@ class TritonAttention(AttentionBackend):
     ) -> torch.Tensor:
         from inferplane_kernels_triton.kv_store import store_kv
 
-        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=DEPENDENT_LAUNCH)
+        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=self.launch.pdl)
         return self._attend(layer, q, kv, metadata, sinks)
 
     def rotary_forward(
@@ -108,7 +109,7 @@ class TritonAttention(AttentionBackend):
             cos_sin,
             layer.num_heads,
             qk_norm=qk_norm,
-            pdl=DEPENDENT_LAUNCH,
+            pdl=self.launch.pdl,
         )
         return self._attend(layer, q, kv, metadata, sinks)
 
@@ -132,9 +133,17 @@ class TritonAttention(AttentionBackend):
         metadata: StepMetadata,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        from inferplane_kernels_triton.decode_attention import choose_num_splits, decode_attention
+        from inferplane_kernels_triton.decode_attention import (
+            DecodeConfig,
+            choose_num_splits,
+            decode_attention,
+        )
 
         inputs, num_kv_heads = metadata.inputs, layer.num_kv_heads
+        if metadata.config is None:
+            shape = (inputs.num_reqs, metadata.longest)
+            default = DecodeConfig.default(q.dtype)
+            metadata.config = self.launch.config("decode_attention", shape, default, q)
         num_splits = metadata.num_splits.get(num_kv_heads)
         if num_splits is None:
             num_splits = choose_num_splits(
@@ -153,7 +162,8 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            pdl=DEPENDENT_LAUNCH,
+            config=metadata.config,
+            pdl=self.launch.pdl,
         )
 
     def _prefill(
@@ -164,9 +174,13 @@ class TritonAttention(AttentionBackend):
         metadata: StepMetadata,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        from inferplane_kernels_triton.prefill_attention import prefill_attention
+        from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 
         inputs = metadata.inputs
+        if metadata.config is None:
+            shape = (inputs.num_reqs, metadata.longest)
+            default = PrefillConfig.default(q.dtype)
+            metadata.config = self.launch.config("prefill_attention", shape, default, q)
         return prefill_attention(
             q,
             kv[0],
@@ -178,7 +192,8 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            pdl=DEPENDENT_LAUNCH,
+            config=metadata.config,
+            pdl=self.launch.pdl,
         )
 
     def _workspace(self, layer: AttentionLayer, device: torch.device) -> object:
@@ -199,5 +214,8 @@ def window_of(layer: AttentionLayer) -> int | None:
 
 @cache
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 elsewhere, where kernels are interpreted."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    """Processors of the device that run a program each; 1 on the host, where kernels are interpreted."""
+    if device.type == "cpu":
+        return 1
+    properties: Any = torch.get_device_module(device).get_device_properties(device)
+    return int(properties.gpu_subslice_count if device.type == "xpu" else properties.multi_processor_count)

@@ -1,0 +1,1 @@
+"""What InferPlane platforms have in common whose device torch has a module for."""

@@ -1,0 +1,165 @@
+"""The shared attention backends against the reference backend on the same steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention_parity import (
+    HEAD_DIM,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    STEPS,
+    TOLERANCES,
+    compare,
+    make_layer,
+    reason_of,
+    with_window,
+)
+from attention_steps import ragged_inputs
+from inferplane.api.attention import AttentionBackend, AttentionInputs
+from inferplane.api.kv import ChunkedLocalSpec, KVCacheSpec
+from inferplane.api.ops import rms_norm, rotary
+from inferplane.reference.attention import ReferenceAttention
+from inferplane_torch_accelerator.torch_attention import TorchAttention
+from inferplane_torch_accelerator.triton_attention import TritonAttention
+
+BLOCK_SIZES = {TorchAttention: (1, 16, 128), TritonAttention: (16, 128)}
+
+
+def is_for_gpus(backend: type[AttentionBackend], block_size: int, dtype: torch.dtype) -> bool:
+    """The interpreter is slow, so that only a selection of what it runs is left to the host."""
+    on_host = [(16, torch.float32), (128, torch.float16)]
+    return backend is TritonAttention and (block_size, dtype) not in on_host
+
+
+def backend_cases() -> list[object]:
+    return [
+        pytest.param(
+            backend,
+            block_size,
+            dtype,
+            marks=[pytest.mark.gpu] if is_for_gpus(backend, block_size, dtype) else [],
+        )
+        for backend, block_sizes in BLOCK_SIZES.items()
+        for block_size in block_sizes
+        for dtype in TOLERANCES
+    ]
+
+
+def usable(backend: type[AttentionBackend], dtype: torch.dtype, device: torch.device) -> None:
+    if backend is TritonAttention and dtype is torch.bfloat16 and device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies no bfloat16")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("backend", "block_size", "dtype"), backend_cases())
+def test_it_is_the_reference(
+    backend: type[AttentionBackend], block_size: int, dtype: torch.dtype, step: str, device: torch.device
+) -> None:
+    usable(backend, dtype, device)
+    compare(backend(), make_layer(dtype, block_size), dtype, step, device)
+
+
+@pytest.mark.parametrize("variant", ["window", "soft cap", "sinks"])
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_variants(step: str, variant: str, device: torch.device) -> None:
+    dtype = torch.float32
+    layer, sinks = make_layer(dtype, 16), None
+    if variant == "window":
+        layer = with_window(layer, 7)
+    elif variant == "soft cap":
+        layer = replace(layer, soft_cap=3.0)
+    else:
+        layer = replace(layer, has_sinks=True)
+        sinks = torch.randn(NUM_HEADS, generator=torch.Generator().manual_seed(1)).to(device)
+    compare(TritonAttention(), layer, dtype, step, device, sinks)
+
+
+@pytest.mark.parametrize(("step", "has_norm"), [("decode", False), ("mixed", True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_in_one_with_the_rest(
+    dtype: torch.dtype, step: str, has_norm: bool, device: torch.device
+) -> None:
+    usable(TritonAttention, dtype, device)
+    backend, reference, layer = TritonAttention(), ReferenceAttention(), make_layer(dtype, 16)
+    num_blocks = 8
+    steps = [([0, 0], [5, 16]), ([5, 16], [1, 1] if step == "decode" else [6, 1])]
+    kvs = [b.allocate_kv(layer, num_blocks, dtype, device) for b in (backend, reference)]
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.randn(128, HEAD_DIM // 2, generator=generator)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1).to(device)
+    norms = torch.randn(2, HEAD_DIM, generator=generator).to(device, dtype)
+    qk_norm = (norms[0], norms[1], 1e-6) if has_norm else None
+    for contexts, queries in steps:
+        inputs = ragged_inputs(contexts, queries, block_size=16, num_blocks=num_blocks, device=device)
+        qkv = torch.randn(inputs.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, generator=generator)
+        qkv = qkv.to(device, dtype)
+        positions = torch.cat([torch.arange(c, c + n) for c, n in zip(contexts, queries)]).to(device)
+        q, k, v = qkv.view(len(qkv), -1, HEAD_DIM).split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
+        if qk_norm is not None:
+            q, k = rms_norm(q, norms[0], 1e-6), rms_norm(k, norms[1], 1e-6)
+        q, k = rotary(q, k, positions, cos_sin)
+        want = reference.forward(layer, q, k, v, kvs[1], reference.build_metadata(inputs))
+        metadata = backend.build_metadata(inputs)
+        got = backend.rotary_forward(layer, qkv, positions, cos_sin, kvs[0], metadata, qk_norm=qk_norm)
+        tolerance = 3 * TOLERANCES[dtype]
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_metadata_for_a_graph_holds_for_other_contents(device: torch.device) -> None:
+    """As in a graph: the tensors stay, what is in them changes, and the lengths known before are upper bounds."""
+    backend, reference, layer = TritonAttention(), ReferenceAttention(), make_layer(torch.float32, 16)
+    kvs = [b.allocate_kv(layer, 24, torch.float32, device).normal_() for b in (backend, reference)]
+    kvs[1].copy_(kvs[0])
+    lengths = [[1, 1, 1], [40, 3, 97], [128, 16, 64]]
+    steps = [
+        ragged_inputs([n - 1 for n in each], [1, 1, 1], block_size=16, num_blocks=24, device=device)
+        for each in lengths
+    ]
+    held = replace(steps[0], seq_lens_host=[128] * 3, for_graph=True)
+    metadata = backend.build_metadata(held)
+    for inputs in steps:
+        for name in ("query_start", "seq_lens", "block_table", "slot_mapping"):
+            getattr(held, name).copy_(getattr(inputs, name))
+        backend.refresh_metadata(metadata, replace(inputs, seq_lens=held.seq_lens))
+        q, k, v = torch.randn(3, 10, HEAD_DIM).to(device).split([6, 2, 2], dim=1)
+        got = backend.forward(layer, q, k, v, kvs[0], metadata)
+        want = reference.forward(layer, q, k, v, kvs[1], reference.build_metadata(inputs))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_it_takes_the_bytes_that_its_spec_says(block_size: int) -> None:
+    layer = make_layer(torch.bfloat16, block_size)
+    kv = TorchAttention.allocate_kv(layer, 5, torch.bfloat16, torch.device("cpu"))
+    assert kv.nbytes == 5 * layer.spec.block_bytes
+
+
+def test_what_torch_does_not_do() -> None:
+    layer = make_layer(torch.float32, 16)
+    assert not reason_of(TorchAttention, layer)
+    assert "full attention only" in reason_of(TorchAttention, replace(layer, spec=KVCacheSpec(block_size=16)))
+    assert "soft caps" in reason_of(TorchAttention, replace(layer, soft_cap=30.0))
+    assert "sinks" in reason_of(TorchAttention, replace(layer, has_sinks=True))
+
+
+def test_what_triton_does_not_do() -> None:
+    layer = make_layer(torch.float32, 16)
+    assert not reason_of(TritonAttention, layer)
+    assert not reason_of(TritonAttention, with_window(layer, 8))
+    chunked = replace(layer, spec=ChunkedLocalSpec(chunk=8, **vars(layer.spec)))
+    assert "not ChunkedLocalSpec" in reason_of(TritonAttention, chunked)
+    assert "not in torch.float64" in reason_of(TritonAttention, layer, torch.float64)
+    assert "power of two from 16 tokens, not of 24" in reason_of(
+        TritonAttention, make_layer(torch.float32, 24)
+    )
+    assert "not for 512" in reason_of(TritonAttention, replace(layer, head_dim=512))
+
+
+def test_inputs_are_one_step(device: torch.device) -> None:
+    inputs: AttentionInputs = ragged_inputs([3], [2], block_size=16, num_blocks=4, device=device)
+    assert not TritonAttention().build_metadata(inputs).is_decode
+    assert TritonAttention().build_metadata(ragged_inputs([3], [1], block_size=16, num_blocks=4)).is_decode
