@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,6 +12,9 @@ from inferplane.api.attention import AttentionBackend, AttentionInputs, Attentio
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
 from inferplane_torch_accelerator.kv_layout import allocate
 from inferplane_torch_accelerator.launch import Launch, why_no_triton
+
+if TYPE_CHECKING:
+    from inferplane_kernels_triton.decode_attention import DecodeWorkspace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_BLOCK_SIZE = 16
@@ -44,7 +47,7 @@ class TritonAttention(AttentionBackend):
     fuses_rotary = True
 
     def __init__(self) -> None:
-        self._workspaces: dict[tuple[int, int, int], object] = {}
+        self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
         """Partial results of split sequences, by heads, KV heads and head size; one launch uses them at a time."""
 
     @classmethod
@@ -57,7 +60,7 @@ class TritonAttention(AttentionBackend):
         if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
             return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
         if layer.head_dim > MAX_HEAD_DIM:
-            return f"has no tiles for heads of more than {MAX_HEAD_DIM}, not for {layer.head_dim}"
+            return f"has tiles for heads of up to {MAX_HEAD_DIM}, not of {layer.head_dim}"
         return why_no_triton()
 
     @classmethod
@@ -196,7 +199,7 @@ class TritonAttention(AttentionBackend):
             pdl=self.launch.pdl,
         )
 
-    def _workspace(self, layer: AttentionLayer, device: torch.device) -> object:
+    def _workspace(self, layer: AttentionLayer, device: torch.device) -> DecodeWorkspace:
         """Large enough for any batch: the parts of all requests together are twice the processors at most."""
         from inferplane_kernels_triton.decode_attention import DecodeWorkspace
 

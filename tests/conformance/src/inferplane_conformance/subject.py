@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api import DeviceDescriptor, DeviceRuntime, Platform
-from inferplane.api.config import ConfigPatch
 from inferplane.config import ConfigError, DeviceConfig, EngineArgs, EngineConfig, ModelConfig
 from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, PluginStatus, load_plugins
 
@@ -87,8 +86,7 @@ class Subject:
 
     def defaults(self, checkpoint_dtype: str) -> Mapping[str, Any]:
         """What the platform chooses when the user leaves everything open."""
-        answer = self.platform.config_defaults(EngineArgs(), self.device, checkpoint_dtype)
-        return answer.values if isinstance(answer, ConfigPatch) else answer
+        return self.platform.config_defaults(EngineArgs(), self.device, checkpoint_dtype)
 
     def dtype_fault(self, dtype: torch.dtype) -> str | None:
         """Why the platform refuses to run models of this type, in its own words; None when it does not."""
