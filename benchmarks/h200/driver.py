@@ -10,7 +10,7 @@ on a real model. Nothing is fetched.
 
 Stages: ``check`` runs the tests marked gpu; ``gemm`` the matrix products of decoding against the card's limits;
 ``kernels`` the Triton kernels, in many configurations; ``cases`` the bench cases, throughput, decoding and prefill,
-on dummy weights; ``profile`` the kernels of some of them.
+on dummy weights; ``profile`` the kernels of some of them; ``serve`` a server under load.
 Each has a time limit of its own. Logs and results lie under ``--out``; the last lines printed are a table.
 """
 
@@ -49,6 +49,8 @@ PEER: dict[str, dict[str, tuple[str, float]]] = {
         "prefill_16x4096+1": ("total_tok_s", 41017),
         "throughput_256x512+256": ("out_tok_s", 9749),
         "throughput_1024x512+128": ("out_tok_s", 6855),
+        "ready": ("seconds", 110),
+        "serve_c512_1024x512+128": ("out_tok_s", 5920),
     },
     "qwen3-30b-a3b": {
         "startup": ("seconds", 100.5),
@@ -59,6 +61,8 @@ PEER: dict[str, dict[str, tuple[str, float]]] = {
     },
 }
 """vLLM 0.24.0 on one H200 in bfloat16 on dummy weights: which figure of a case, and its value."""
+PEER_LATENCY = {"serve_c512_1024x512+128": {"ttft_ms_p50": 3197, "itl_ms_p99": 362.9, "tpot_ms_p50": 59.8}}
+"""What its callers saw, of llama-8b, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,13 @@ def stages(args: argparse.Namespace) -> dict[str, Stage]:
     profiled = [case for case in cases if case.startswith(("decode", "prefill"))]
     profile = ["--repeat", "1", "--profile", str(args.out / "profiles"), *flags("--case", profiled)]
     products = [sys.executable, str(HERE / "products.py"), "--model", args.model, "--device", args.device]
+    load = [sys.executable, str(HERE / "load.py"), "--model", args.model, "--device", args.device, *args.load]
     return {
         "check": Stage([*pytest, *args.pytest], 420),
         "gemm": Stage(products, 200),
         "cases": Stage([*bench, "--repeat", str(args.repeat), *flags("--case", cases)], 400),
         "profile": Stage([*bench, *profile], 240),
+        "serve": Stage([*load, *args.engine], 120),
     }
 
 
@@ -103,6 +109,8 @@ def result_of(line: str, model: str) -> dict[str, object] | None:
     if peer := PEER.get(model, {}).get(result.get("case", "")):
         figure, value = peer
         result |= {"peer": value, "ratio": round(result[figure] / value, 3)}
+        for name, milliseconds in PEER_LATENCY.get(result["case"], {}).items():
+            result["peer_" + name] = milliseconds
     return result
 
 
@@ -136,7 +144,10 @@ def run_stage(
     return {"stage": name, "state": state, "seconds": time.monotonic() - started, "results": results}
 
 
-SHOWN = ("case", "seconds", "out_tok_s", "total_tok_s", "peer", "ratio")
+SHOWN = (
+    "case", "seconds", "out_tok_s", "total_tok_s", "peer", "ratio", "ttft_ms_p50", "peer_ttft_ms_p50", "itl_ms_p99",
+    "peer_itl_ms_p99", "tpot_ms_p50", "peer_tpot_ms_p50",
+)  # fmt: skip
 
 
 def table(rows: list[dict[str, object]]) -> str:
@@ -154,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", nargs="+", choices=["check", "gemm", "kernels", "cases", "profile"])
+    parser.add_argument("stage", nargs="+", choices=["check", "gemm", "kernels", "cases", "profile", "serve"])
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "h200-out")))
     parser.add_argument("--packages", type=Path, action="append", default=[])
     parser.add_argument("--device", default="cuda")
@@ -162,9 +173,10 @@ def main() -> None:
     parser.add_argument("--engine", default="", help="further options of the engine, in one word")
     parser.add_argument("--cases", default="", help="names of cases, with commas")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each case")
+    parser.add_argument("--load", default="", help="further arguments of load.py, in one word")
     parser.add_argument("--pytest", default="", help="further arguments of the check stage, in one word")
     args = parser.parse_args()
-    args.pytest, args.engine = args.pytest.split(), args.engine.split()
+    args.pytest, args.engine, args.load = args.pytest.split(), args.engine.split(), args.load.split()
     args.out.mkdir(parents=True, exist_ok=True)
     environment = checkout.environment(ROOT, args.packages)
     all_stages = stages(args)

@@ -11,18 +11,19 @@ from click.testing import CliRunner
 from inferplane_server.bench_serve import (
     BenchError,
     Load,
-    Trace,
     bench_serve_command,
     first_model,
     percentile,
     random_texts,
+    random_token_ids,
     run_load,
     summarize,
 )
+from inferplane_server.bench_trace import Trace
 from inferplane_server.http_server import HttpServer
 from inferplane_server.serving import bind
 from inferplane_server.settings import ServerSettings
-from scripted_engine import ScriptedEngine
+from scripted_engine import EOS_ID, ScriptedEngine
 
 LABELS = {"engine": "e", "device": "d", "dtype": "t"}
 
@@ -154,3 +155,56 @@ async def test_the_command_prints_one_object():
         "commit",
     } <= set(printed)
     assert printed["case"] == "serve_c8_4x4+5"
+
+
+async def test_token_ids_load_a_server_without_text():
+    engine = ScriptedEngine(script=[EOS_ID] * 6)
+    async with serving(engine) as url:
+        load = load_of(url, prompts=random_token_ids(3, 7, 20, 0), output_len=6)
+        traces, seconds = await run_load(load)
+    measured = summarize(load, traces, seconds, 7, labels=LABELS).as_dict()
+    assert (measured["n"], measured["inp"], measured["out"]) == (3, 7, 6)
+    assert [len(trace.token_times_s) for trace in traces] == [6, 6, 6]
+    assert sorted(seen["prompt"] for seen in engine.seen) == sorted(load.prompts)
+    assert all(0 <= token < 20 for prompt in load.prompts for token in prompt)
+
+
+def test_token_ids_are_no_conversation():
+    result = CliRunner().invoke(bench_serve_command, ["--token-ids", "--endpoint", "chat"])
+    assert result.exit_code == 2
+    assert "--token-ids" in result.output
+
+
+async def read_in_pieces(data: bytes, size: int):
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_a_trace_counts_chunks_with_tokens_wherever_reads_end(size):
+    """Spaces as other servers write them; text that looks like a chunk is only text."""
+    events = [
+        b'{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}',
+        b'{"choices": [{"delta": {"content": "a"}}]}',
+        b'{"choices":[{"text":"\\"usage\\":{\\"error\\":{"}]}',
+        b'{"choices":[{"text":"","token_ids":[3]}]}',
+        b'{"choices":[{"text":"","token_ids":[],"finish_reason":"length"}]}',
+        b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":5}}',
+        b"[DONE]",
+    ]
+    stream = b": comment\n\n" + b"".join(b"data: " + event + b"\n\n" for event in events)
+    trace = Trace(0.0)
+    await trace.follow(read_in_pieces(stream, size))
+    assert trace.error is None
+    assert len(trace.token_times_s) == 3
+    assert (trace.num_prompt_tokens, trace.num_output_tokens) == (4, 5)
+
+
+@pytest.mark.parametrize("error", [b'{"error":{"message":"it broke"}}', b'{"error": "it broke"}'])
+async def test_a_trace_says_what_broke_the_stream(error):
+    trace = Trace(0.0)
+    await trace.follow(read_in_pieces(b"data: " + error + b"\n\n", 1000))
+    assert trace.error == "it broke"
+    trace = Trace(0.0)
+    await trace.follow(read_in_pieces(b'data: {"choices":[{"text":"a"}]}\n\n', 1000))
+    assert trace.error == "the stream ended without [DONE]"

@@ -314,3 +314,15 @@ async def test_a_long_conversation_does_not_hold_up_others(make_client):
     slow = asyncio.create_task(client.chat("word " * 200_000, max_tokens=1))
     assert (await client.get("/health")).status_code == 200
     assert (await slow).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_come_with_the_message_when_asked_for(make_client, stream):
+    client = make_client(ScriptedEngine(script=[97, EOS_ID, 98]))
+    response = await client.chat(max_tokens=5, stream=stream, return_token_ids=True)
+    choices = (
+        [choice for chunk in sse_chunks(response) for choice in chunk["choices"]]
+        if stream
+        else strict_json(response.text)["choices"]
+    )
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == [97, EOS_ID, 98]

@@ -6,7 +6,7 @@ import pytest
 
 from http_answers import error_of, sse_chunks, strict_json
 from inferplane_server.logprobs import CompletionLogprobs, TokenTexts
-from scripted_engine import ScriptedEngine, answer_text
+from scripted_engine import EOS_ID, ScriptedEngine, answer_text
 
 
 async def test_an_answer_has_the_documented_shape(client):
@@ -144,3 +144,21 @@ def test_offsets_count_characters_and_not_bytes():
     tokens = list("é€a".encode())
     found = layout.of_prompt(tokens, [None] * len(tokens))
     assert found["text_offset"] == [0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_come_with_the_text_when_asked_for(make_client, stream):
+    """Also those that have no text."""
+    client = make_client(ScriptedEngine(script=[97, EOS_ID, 98]))
+    response = await client.complete("ab", max_tokens=5, stream=stream, n=2, return_token_ids=True)
+    choices = (
+        [choice for chunk in sse_chunks(response) for choice in chunk["choices"]]
+        if stream
+        else strict_json(response.text)["choices"]
+    )
+    for index in range(2):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert [token for choice in own for token in choice["token_ids"]] == [97, EOS_ID, 98]
+        assert "".join(choice["text"] for choice in own) == "ab"
+    plain = strict_json((await client.complete("ab", max_tokens=5)).text)
+    assert "token_ids" not in plain["choices"][0]

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -15,6 +15,7 @@ import click
 
 from inferplane.bench.report import Measurement, emit
 from inferplane.cli.options import GroupedCommand, GroupedOption
+from inferplane_server.bench_trace import Trace
 
 # Words that most vocabularies hold as one token each, so that a prompt has about as many tokens as words.
 _WORD_LIST = """
@@ -37,7 +38,8 @@ class Load:
     base_url: str
     model: str
     is_chat: bool
-    prompts: Sequence[str]
+    prompts: Sequence[str | list[int]]
+    """Texts or token ids; ids only without ``is_chat``."""
     output_len: int
     concurrency: int | None
     """Requests in flight at any time; None with a rate."""
@@ -47,32 +49,6 @@ class Load:
     extra_body: dict[str, Any]
     timeout_s: float
     seed: int
-
-
-@dataclass
-class Trace:
-    """One request as its caller saw it. Moments are of `time.perf_counter`."""
-
-    started_s: float
-    token_times_s: list[float] = field(default_factory=list)
-    """Arrival of each chunk that carried text."""
-    ended_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    error: str | None = None
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_times_s[0] - self.started_s
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_times_s, self.token_times_s[1:])]
-
-    @property
-    def tpot_s(self) -> float:
-        """Time per output token after the first, whatever chunks they came in."""
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.num_output_tokens - 1)
 
 
 async def run_load(load: Load) -> tuple[list[Trace], float]:
@@ -118,7 +94,7 @@ async def _send_in_turn(session: aiohttp.ClientSession, load: Load) -> list[Trac
     return traces
 
 
-async def _send(session: aiohttp.ClientSession, load: Load, prompt: str) -> Trace:
+async def _send(session: aiohttp.ClientSession, load: Load, prompt: str | list[int]) -> Trace:
     body: dict[str, Any] = {
         "model": load.model,
         "max_tokens": load.output_len,
@@ -131,12 +107,14 @@ async def _send(session: aiohttp.ClientSession, load: Load, prompt: str) -> Trac
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
         body["prompt"] = prompt
+    if isinstance(prompt, list):
+        body["return_token_ids"] = True  # a server without a tokenizer has nothing else to show
     route = "/v1/chat/completions" if load.is_chat else "/v1/completions"
     trace = Trace(time.perf_counter())
     try:
         async with session.post(route, json=body) as response:
             if response.status == 200:
-                await _follow(response, trace)
+                await trace.follow(response.content.iter_any())
             else:
                 trace.error = f"{response.status}: {(await response.text())[:300]}"
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -144,37 +122,9 @@ async def _send(session: aiohttp.ClientSession, load: Load, prompt: str) -> Trac
     trace.ended_s = time.perf_counter()
     if trace.error is None and not trace.token_times_s:
         trace.error = "the stream carried no text"
+        if isinstance(prompt, list):
+            trace.error += " and no token ids"
     return trace
-
-
-async def _follow(response: aiohttp.ClientResponse, trace: Trace) -> None:
-    is_done = False
-    async for line in response.content:
-        if not line.startswith(b"data:"):
-            continue
-        payload = line[5:].strip()
-        if payload == b"[DONE]":
-            is_done = True
-            continue
-        now_s, event = time.perf_counter(), json.loads(payload)
-        if event.get("error"):
-            trace.error = str(event["error"].get("message", event["error"]))[:300]
-            return
-        if any(_has_text(choice) for choice in event.get("choices") or ()):
-            trace.token_times_s.append(now_s)
-        if usage := event.get("usage"):
-            trace.num_prompt_tokens, trace.num_output_tokens = (
-                usage["prompt_tokens"],
-                usage["completion_tokens"],
-            )
-    if not is_done:
-        trace.error = "the stream ended without [DONE]"
-    trace.num_output_tokens = trace.num_output_tokens or len(trace.token_times_s)
-
-
-def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -234,6 +184,11 @@ def random_texts(num: int, num_words: int, seed: int) -> list[str]:
     return [" ".join(chance.choices(WORDS, k=num_words)) for _ in range(num)]
 
 
+def random_token_ids(num: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [chance.choices(range(vocab_size), k=length) for _ in range(num)]
+
+
 async def first_model(base_url: str, api_key: str | None) -> str:
     """The first name that ``/v1/models`` lists. Raises `BenchError` when the server does not answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -274,7 +229,22 @@ def _option(name: str, *, group: str = "Benchmark", **settings: Any) -> Any:
     help="Requests a second on average, sent at random moments.",
 )
 @_option(
-    "--input-len", default=128, type=click.IntRange(1), help="Words of each prompt, of about one token each."
+    "--input-len",
+    default=128,
+    type=click.IntRange(1),
+    help="Words of each prompt, of about one token each; tokens with --token-ids.",
+)
+@_option(
+    "--token-ids",
+    is_flag=True,
+    help="Prompts are random token ids, exactly --input-len of them, and answers are counted by token ids: for servers "
+    "without a tokenizer.",
+)
+@_option(
+    "--vocab-size",
+    default=256,
+    type=click.IntRange(1),
+    help="The ids of --token-ids are below this one.",
 )
 @_option("--output-len", default=64, type=click.IntRange(1), help="Output tokens of each.")
 @_option("--prompt-seed", default=0, help="Seed of the random prompts and moments.")
@@ -293,6 +263,8 @@ def bench_serve_command(**options: Any) -> None:
         raise click.UsageError(
             "--concurrency and --rate exclude each other: the one waits for answers, the other does not"
         )
+    if options["token_ids"] and options["endpoint"] == "chat":
+        raise click.UsageError("--token-ids needs --endpoint completions: conversations are text")
     asyncio.run(_bench(options))
 
 
@@ -315,11 +287,11 @@ async def _bench(options: dict[str, Any]) -> None:
         "seed": seed,
     }
     # other prompts than those that count, which must not find themselves in a prefix cache
-    warm_up = random_texts(options["num_warmup"], input_len, seed + 1_000_000)
+    warm_up = _prompts(options, options["num_warmup"], seed + 1_000_000)
     if warm_up:
         await run_load(Load(prompts=warm_up, concurrency=len(warm_up), rate=None, **common))
     load = Load(
-        prompts=random_texts(options["num_requests"], input_len, seed),
+        prompts=_prompts(options, options["num_requests"], seed),
         concurrency=None if options["rate"] else options["concurrency"] or 8,
         rate=options["rate"],
         **common,
@@ -327,3 +299,9 @@ async def _bench(options: dict[str, Any]) -> None:
     traces, seconds = await run_load(load)
     labels = {name: options[name] for name in ("engine", "device", "dtype")}
     emit(summarize(load, traces, seconds, input_len, labels=labels), options["json"])
+
+
+def _prompts(options: dict[str, Any], num: int, seed: int) -> Sequence[str | list[int]]:
+    if options["token_ids"]:
+        return random_token_ids(num, options["input_len"], options["vocab_size"], seed)
+    return random_texts(num, options["input_len"], seed)

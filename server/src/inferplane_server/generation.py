@@ -41,7 +41,7 @@ class Choice:
     """One completion, collected to its end."""
 
     text: str = ""
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -168,7 +168,7 @@ async def collect(engine: Engine, metrics: ServerMetrics, request: GenerationReq
 
 def _extend(choice: Choice, delta: CompletionDelta) -> None:
     choice.text += delta.text
-    choice.num_tokens += len(delta.token_ids)
+    choice.token_ids += delta.token_ids
     choice.logprobs += delta.logprobs or ()
     if delta.finish_reason is not None:
         choice.finish_reason = delta.finish_reason

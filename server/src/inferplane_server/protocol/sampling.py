@@ -67,6 +67,8 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    """Each choice also names the tokens that it consists of; an extension."""
     logits_processors: FreeForm | None = None
     priority: int = 0
     cache_salt: str | None = None

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from inferplane.engine.output import CompletionDelta
 from inferplane_server.body import body_schema
-from inferplane_server.chunks import ChunkFrame
+from inferplane_server.chunks import ChunkFrame, encode_choice, is_shown
 from inferplane_server.generation import Choice, Collected, GenerationRequest, Usage, stream
 from inferplane_server.job import Job, answer
 from inferplane_server.logprobs import chat_logprobs, prompt_logprobs_by_id
@@ -67,6 +67,7 @@ class ChatJob(Job[ChatRequest]):
             else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **({"token_ids": choice.token_ids} if self._body.return_token_ids else {}),
         }
 
     async def _events(self, generation: GenerationRequest) -> AsyncGenerator[bytes, None]:
@@ -82,7 +83,7 @@ class ChatJob(Job[ChatRequest]):
                         if completion.index not in opened:
                             opened.add(completion.index)
                             out += frame.chunk(self._opening(completion.index))
-                        if completion.text or completion.logprobs or completion.finish_reason:
+                        if is_shown(completion) or self._body.return_token_ids:
                             out += frame.chunk(self._chunk_choice(completion))
                 if out:
                     yield out
@@ -104,16 +105,10 @@ class ChatJob(Job[ChatRequest]):
             logprobs = encode_json(
                 chat_logprobs(completion.logprobs, self._service.token_texts, self._num_top)
             )
-        ending = b"null"
-        if completion.finish_reason is not None:
-            ending = (
-                encode_json(completion.finish_reason)
-                + b',"stop_reason":'
-                + encode_json(completion.stop_reason)
-            )
-        return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (
+        return encode_choice(
             completion.index,
-            delta,
-            logprobs,
-            ending,
+            b'"delta":' + delta,
+            completion,
+            logprobs=logprobs,
+            with_token_ids=self._body.return_token_ids,
         )

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from inferplane.engine.output import CompletionDelta
 from inferplane.request import PositionLogprobs
 from inferplane_server.body import body_schema
-from inferplane_server.chunks import ChunkFrame
+from inferplane_server.chunks import ChunkFrame, encode_choice, is_shown
 from inferplane_server.generation import (
     Choice,
     Collected,
@@ -94,6 +94,7 @@ class CompletionJob(Job[CompletionRequest]):
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **({"token_ids": choice.token_ids} if body.return_token_ids else {}),
         }
         if body.prompt_logprobs is not None and positions is not None:
             answer["prompt_logprobs"] = prompt_logprobs_by_id(positions, self._service.token_texts)
@@ -112,14 +113,12 @@ class CompletionJob(Job[CompletionRequest]):
                     for completion in item.delta.completions:
                         index = item.prompt_index * generation.params.n + completion.index
                         if index not in choices:
-                            choices[index] = ChoiceStream(index, self._new_logprobs())
+                            choices[index] = ChoiceStream(index, self._body, self._new_logprobs())
                             out += self._echo_chunk(
                                 frame, choices[index], item.prompt_index, generation, echoes
                             )
-                        if completion.text or completion.logprobs or completion.finish_reason:
-                            out += frame.chunk(
-                                choices[index].chunk(completion, self._body.logprobs is not None)
-                            )
+                        if is_shown(completion) or self._body.return_token_ids:
+                            out += frame.chunk(choices[index].chunk(completion))
                 if out:
                     yield out
         yield frame.end()
@@ -173,31 +172,29 @@ class EchoOrder:
 class ChoiceStream:
     """One choice of a stream: its number and the running offset of its log-probabilities."""
 
-    def __init__(self, index: int, layout: CompletionLogprobs) -> None:
+    def __init__(self, index: int, body: CompletionRequest, layout: CompletionLogprobs) -> None:
         self._index = index
+        self._with_logprobs = body.logprobs is not None
+        self._with_token_ids = body.return_token_ids
         self._layout = layout
 
     def echo(self, text: str, token_ids: list[int], positions: PromptPositions | None) -> bytes:
         logprobs = b"null" if positions is None else encode_json(self._layout.of_prompt(token_ids, positions))
-        return self._encoded(text, logprobs, b"null")
-
-    def chunk(self, completion: CompletionDelta, with_logprobs: bool) -> bytes:
-        logprobs = b"null"
-        if with_logprobs and completion.logprobs:
-            logprobs = encode_json(self._layout.of_output(completion.logprobs))
-        ending = b"null"
-        if completion.finish_reason is not None:
-            ending = (
-                encode_json(completion.finish_reason)
-                + b',"stop_reason":'
-                + encode_json(completion.stop_reason)
-            )
-        return self._encoded(completion.text, logprobs, ending)
-
-    def _encoded(self, text: str, logprobs: bytes, ending: bytes) -> bytes:
-        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
+        return encode_choice(
             self._index,
-            encode_json(text),
-            logprobs,
-            ending,
+            b'"text":' + encode_json(text),
+            CompletionDelta(self._index, text, []),
+            logprobs=logprobs,
+        )
+
+    def chunk(self, completion: CompletionDelta) -> bytes:
+        logprobs = b"null"
+        if self._with_logprobs and completion.logprobs:
+            logprobs = encode_json(self._layout.of_output(completion.logprobs))
+        return encode_choice(
+            self._index,
+            b'"text":' + encode_json(completion.text),
+            completion,
+            logprobs=logprobs,
+            with_token_ids=self._with_token_ids,
         )
