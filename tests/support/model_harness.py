@@ -22,9 +22,11 @@ from inferplane.api.kv import ChunkedLocalSpec, KVCacheSpec, SlidingWindowSpec
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
+from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
 from inferplane.config import CacheConfig, DeviceConfig, EngineConfig, LoadConfig, ModelConfig
 from inferplane.models.hf_config import usual_form
 from inferplane.models.registry import build_model
+from inferplane.quantization.registry import make_format
 
 T = TypeVar("T")
 BLOCK_SIZE = 4
@@ -120,9 +122,12 @@ def make_context(
     max_model_len: int = 256,
     comm: Communicator | None = None,
     choose_linear: Callable[[LinearShape], type[LinearKernel]] = lambda shape: DenseLinear,
+    quantization: QuantFormat | None = None,
+    choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None,
     load_format: str = "auto",
     seed: int = 0,
 ) -> BuildContext:
+    """``quantization`` is by default what the configuration says."""
     attention = GatherAttention()
     model = ModelConfig(
         model="tiny",
@@ -133,20 +138,23 @@ def make_context(
         max_model_len=max_model_len,
         vocab_size=hf_config["vocab_size"],
     )
+    config = EngineConfig(
+        model=model,
+        device=DeviceConfig(platform="reference"),
+        load=LoadConfig(load_format=load_format),
+        cache=CacheConfig(block_size=BLOCK_SIZE),
+        seed=seed,
+    )
     return BuildContext(
-        config=EngineConfig(
-            model=model,
-            device=DeviceConfig(platform="reference"),
-            load=LoadConfig(load_format=load_format),
-            cache=CacheConfig(block_size=BLOCK_SIZE),
-            seed=seed,
-        ),
+        config=config,
         ops=OpTable({name: op.reference for name, op in OPS.items()}),
         comm=comm or SoloCommunicator(),
         device=torch.device("cpu"),
         dtype=getattr(torch, dtype),
         choose_linear=choose_linear,
         choose_attention=lambda layer: attention,
+        quantization=quantization or make_format(config, {}),
+        choose_quantized=choose_quantized,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
     from inferplane.api.platform import Platform
+    from inferplane.api.quant import QuantizedLinearKernel
 
 PROJECT = "inferplane"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -92,6 +93,17 @@ def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:  # type: i
 @hookspec
 def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:  # type: ignore[empty-body]
     """Kernels that multiply by a weight on the device. Called in workers."""
+
+
+@hookspec
+def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:  # type: ignore[empty-body]
+    """Kernels that multiply by a quantized weight on the device. Called in workers."""
+
+
+@hookspec
+def quant_formats() -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Formats of quantized checkpoints by ``quant_method``, each as ``"module:Class"`` of a `QuantFormat`
+    (`inferplane.api.quant`). ``--quantization`` takes the names as well, for checkpoints that are plain."""
 
 
 @hookspec

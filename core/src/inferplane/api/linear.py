@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from inferplane.api.device import DeviceDescriptor
+    from inferplane.api.quantized_weight import QuantScheme
 
 Multiply = Callable[["torch.Tensor"], "torch.Tensor"]
 """``[num_tokens, in_features] -> [num_tokens, out_features]``, same dtype, bias included."""
@@ -54,7 +55,10 @@ class LinearShape:
     in_features: int
     out_features: int
     dtype: torch.dtype
+    """Of a plain weight; of a quantized one the activations'."""
     has_bias: bool
+    scheme: QuantScheme | None = None
+    """None for a plain weight. Others are for a `QuantizedLinearKernel` (`inferplane.api.quant`)."""
 
 
 class LinearKernel(ABC):

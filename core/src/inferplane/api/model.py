@@ -13,6 +13,7 @@ from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import Communicator
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OpTable
+from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
 from inferplane.api.state import StateLayer
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class BuildContext:
     choose_linear: Callable[[LinearShape], type[LinearKernel]]
     choose_attention: Callable[[AttentionLayer], AttentionBackend]
     """One instance for all layers that it serves."""
+    quantization: QuantFormat | None = None
+    """How the checkpoint's weights are quantized, or are to be while they are loaded."""
+    choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None
+    """None: nobody multiplies weights of the shape's scheme as they are, so that they are dequantized."""
 
     @property
     def hf_config(self) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel, LinearShape
     from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
+    from inferplane.api.quant import QuantizedLinearKernel
 
 
 class Providers(Protocol):
@@ -26,6 +27,16 @@ class Providers(Protocol):
         ...
 
     def choose_linear(self, shape: LinearShape, device: DeviceDescriptor) -> type[LinearKernel]: ...
+
+    def choose_quantized(
+        self, shape: LinearShape, device: DeviceDescriptor
+    ) -> type[QuantizedLinearKernel] | None:
+        """The kernel for one quantized weight; None where it is to be dequantized."""
+        ...
+
+    def quant_formats(self) -> Mapping[str, str]:
+        """``"module:Class"`` by ``quant_method``, of plugins."""
+        ...
 
     def choose_attention(self, query: AttentionQuery, name: str | None = None) -> type[AttentionBackend]:
         """The backend for one layer: the one called ``name`` when given, else the best that supports it."""

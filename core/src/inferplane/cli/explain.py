@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inferplane.plugins.explanation import Choice, Explanation, GroupOfKV
 
-HEADINGS = {"op": "ops", "attention": "attention layers", "linear": "linear layers"}
+HEADINGS = {
+    "op": "ops",
+    "attention": "attention layers",
+    "linear": "linear layers",
+    "quantized": "quantized linear layers",
+}
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:

@@ -27,6 +27,11 @@ class EngineArgs:
         "Type of weights and activations.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantization: str | None = option(
+        None,
+        "Model",
+        "Quantize a plain checkpoint while it is loaded: fp8 or int8, or a plugin's way. Default: as it is stored.",
+    )
     max_model_len: int | None = option(
         None, "Model", "Most tokens of prompt and output together. Default: what the model was trained for."
     )

@@ -31,6 +31,8 @@ class ModelConfig:
     vocab_size: int
     is_max_model_len_explicit: bool = False
     """Whether the user asked for this length (then not fitting is an error) or it came from the model."""
+    quantization: str | None = None
+    """How plain weights are quantized while they are loaded; None leaves them as they are stored."""
 
 
 @dataclass(frozen=True)

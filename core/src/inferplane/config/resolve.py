@@ -124,7 +124,22 @@ def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugin
         max_model_len=_max_model_len(args.max_model_len, hf_config),
         vocab_size=whole_number(hf_config, "vocab_size"),
         is_max_model_len_explicit=args.max_model_len is not None,
+        quantization=_quantization(args.quantization, hf_config, plugins),
     )
+
+
+def _quantization(asked: str | None, hf_config: Mapping[str, Any], plugins: PluginSet) -> str | None:
+    """What the user asked for. A checkpoint's own method is checked as well, before any weight is read."""
+    from inferplane.models.errors import ModelLoadError
+    from inferplane.quantization.registry import format_target, quantization_method
+
+    method, formats = quantization_method(hf_config), plugins.quant_formats()
+    format_target(method, None, formats)
+    try:
+        format_target(method, asked, formats)
+    except ModelLoadError as error:
+        raise ConfigError("quantization", str(error)) from error
+    return asked
 
 
 def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:

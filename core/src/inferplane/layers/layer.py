@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from inferplane.api.quant import PLAIN_DTYPES
+
 
 @dataclass(frozen=True)
 class WeightSlot:
@@ -15,12 +17,14 @@ class WeightSlot:
 
     name: str
     """As the checkpoint has it."""
-    shape: tuple[int, ...]
-    """In the checkpoint, whatever part of it this rank keeps."""
+    shape: tuple[int | None, ...]
+    """In the checkpoint, whatever part of it this rank keeps; None for a size that only the checkpoint knows."""
     copy: Callable[[torch.Tensor], None]
     """Copies this rank's part of the whole tensor into the layer, which converts the dtype on the way."""
     is_required: bool = True
     """False where the layer can do without, as a tied output head can."""
+    dtypes: tuple[torch.dtype, ...] = PLAIN_DTYPES
+    """That the tensor may have."""
 
 
 class Layer:

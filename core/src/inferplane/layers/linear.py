@@ -6,15 +6,18 @@ The weight is there only between the first tensor loaded and `finish_loading`; t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from inferplane.api.linear import FusedMultiply, LinearShape, Multiply
 from inferplane.api.model import BuildContext
+from inferplane.api.quantized_weight import QuantizedWeight
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.norm import Norm, RMSNorm
 from inferplane.layers.parallel import Rows, Share, even_share, stacked_rows, whole
+from inferplane.layers.stored import stored_matrices
 
 
 class Linear(Layer):
@@ -42,6 +45,7 @@ class Linear(Layer):
         self._has_bias = bias
         self._adds_bias = bias and adds_bias
         self._is_transposed = is_transposed
+        self._stored = stored_matrices(ctx, outputs, inputs)
         self._weight: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._multiply: Multiply = self._not_loaded
@@ -61,14 +65,15 @@ class Linear(Layer):
         return sum(share.size for share in self._outputs.values())
 
     def weight_slots(self) -> Sequence[WeightSlot]:
-        slots = []
+        slots = [] if self._stored is None else [*self._stored.slots(is_transposed=self._is_transposed)]
         row = 0
         for name, share in self._outputs.items():
             rows = slice(row, row + share.size)
-            shape = (share.total, self._inputs.total)
-            if self._is_transposed:
-                shape = shape[::-1]
-            slots.append(WeightSlot(f"{name}.weight", shape, partial(self._copy_weight, rows, share)))
+            if self._stored is None:
+                shape = (share.total, self._inputs.total)
+                if self._is_transposed:
+                    shape = shape[::-1]
+                slots.append(WeightSlot(f"{name}.weight", shape, partial(self._copy_weight, rows, share)))
             if self._has_bias:
                 slots.append(
                     WeightSlot(f"{name}.bias", (share.total,), partial(self._copy_bias, rows, share))
@@ -79,10 +84,13 @@ class Linear(Layer):
     def finish_loading(self) -> None:
         """Hands the weight to the best kernel and forgets it."""
         weight, bias = self._weight, self._bias
-        assert weight is not None, self.name
         self._weight = self._bias = None
         shape = LinearShape(self.name, self.in_features, self.out_features, self._ctx.dtype, bias is not None)
-        self._multiply = self._ctx.choose_linear(shape).prepare(weight, bias)
+        if self._stored is not None:
+            self._multiply = quantized_product(self._ctx, shape, self._stored.join(), bias)
+        else:
+            assert weight is not None, self.name
+            self._multiply = self._ctx.choose_linear(shape).prepare(weight, bias)
         if isinstance(self._multiply, FusedMultiply):
             self.fused = self._multiply
 
@@ -118,6 +126,16 @@ class Linear(Layer):
 
     def _not_loaded(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{self.name} was called before its weights were loaded")
+
+
+def quantized_product(
+    ctx: BuildContext, shape: LinearShape, weight: QuantizedWeight, bias: torch.Tensor | None
+) -> Multiply:
+    """By a kernel that takes the weight as it is or, where there is none, by the best for its dequantized form."""
+    kernel = ctx.choose_quantized(replace(shape, scheme=weight.scheme))
+    if kernel is not None:
+        return kernel.prepare(weight, bias)
+    return ctx.choose_linear(shape).prepare(weight.dequantize(shape.dtype), bias)
 
 
 class ReplicatedLinear(Linear):

@@ -59,8 +59,8 @@ class Routing:
 class Router(Layer):
     """``prefix.weight`` (and ``.bias``) on every rank, and the choice from its product.
 
-    ``dtype`` is the router's own, for models that keep theirs wider than the rest. The selection bias is the tensor
-    ``bias_name``.
+    ``dtype`` is the router's own, for models that keep theirs wider than the rest; it is never quantized.
+    The selection bias is the tensor ``bias_name``.
     """
 
     def __init__(
@@ -78,7 +78,11 @@ class Router(Layer):
         self._dtype = ctx.dtype if dtype is None else getattr(torch, dtype)
         self._is_converted = self._dtype != ctx.dtype
         self.gate = ReplicatedLinear(
-            replace(ctx, dtype=self._dtype), prefix, hidden_size, routing.num_experts, bias=bias
+            replace(ctx, dtype=self._dtype, quantization=None),
+            prefix,
+            hidden_size,
+            routing.num_experts,
+            bias=bias,
         )
         self._topk_softmax = ctx.ops.topk_softmax
         self._bias_name = bias_name or f"{prefix}.e_score_correction_bias"

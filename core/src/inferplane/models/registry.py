@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inferplane.models.errors import ModelLoadError
@@ -98,13 +98,6 @@ def model_class(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> 
 
 def build_model(ctx: BuildContext, plugin_models: Mapping[str, str] = _NONE) -> Model:
     """The model of ``ctx.config`` with empty weights. Raises `ModelLoadError` or `ConfigError` on what cannot run."""
-    quantization = ctx.hf_config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ModelLoadError(
-            f"the checkpoint is quantized (quantization_config.quant_method {method!r}), and no format of that name "
-            "is there; use the model's unquantized checkpoint or a GGUF file"
-        )
     return model_class(ctx.config.model.architecture, plugin_models)(ctx)
 
 
@@ -123,5 +116,14 @@ def load_model(
     if ctx.config.load.load_format == "dummy":
         model.load_weights(dummy_tensors(weight_slots(model), ctx.config.seed, ctx.device))
     else:
-        model.load_weights(open_tensors())
+        model.load_weights(_wanted(open_tensors(), ctx, {slot.name for slot in weight_slots(model)}))
     return model
+
+
+def _wanted(
+    tensors: Iterable[tuple[str, torch.Tensor]], ctx: BuildContext, names: Collection[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All but what the format of the weights says to be a record of how they were made."""
+    for name, tensor in tensors:
+        if name in names or ctx.quantization is None or not ctx.quantization.may_drop(name, tensor):
+            yield name, tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from inferplane.layers import Layer, ReplicatedLinear, Routing, SeparateExperts, SequentialBlock, SparseMoE
@@ -58,7 +59,12 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
             self.router(f"{prefix}.gate", routing),
             self.experts(SeparateExperts(f"{prefix}.experts"), routing, inner),
             self.gated_mlp(f"{prefix}.shared_expert", shared_inner),
-            ReplicatedLinear(self.ctx, f"{prefix}.shared_expert_gate", self.shape.hidden_size, 1),
+            ReplicatedLinear(
+                replace(self.ctx, quantization=None),
+                f"{prefix}.shared_expert_gate",
+                self.shape.hidden_size,
+                1,
+            ),
         )
 
 

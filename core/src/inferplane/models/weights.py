@@ -8,10 +8,10 @@ from math import prod
 
 import torch
 
+from inferplane.api.quant import PLAIN_DTYPES
 from inferplane.layers.layer import Layer, WeightSlot, walk_layers
 from inferplane.models.errors import ModelLoadError
 
-_PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Buffers of older checkpoints that follow from the configuration.
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 _MAX_NAMED = 20
@@ -91,12 +91,20 @@ class _Filling:
 def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tuple[str, str] | None:
     if is_repeated:
         return "repeated", slot.name
-    if tuple(tensor.shape) != slot.shape:
-        return "wrong shape", f"{slot.name} is {list(tensor.shape)} and should be {list(slot.shape)}"
-    if tensor.dtype not in _PLAIN_DTYPES:
+    if not _fits(tensor.shape, slot.shape):
+        wanted = ", ".join("any" if size is None else str(size) for size in slot.shape)
+        return "wrong shape", f"{slot.name} is {list(tensor.shape)} and should be [{wanted}]"
+    if tensor.dtype not in slot.dtypes:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return "wrong type", f"{slot.name} is {dtype}, which means nothing without a quantization format"
+        if slot.dtypes == PLAIN_DTYPES:
+            return "wrong type", f"{slot.name} is {dtype}, which means nothing without a quantization format"
+        wanted = " or ".join(str(each).removeprefix("torch.") for each in slot.dtypes)
+        return "wrong type", f"{slot.name} is {dtype} and should be {wanted}"
     return None
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(want in (None, size) for size, want in zip(shape, wanted))
 
 
 def _listing(faults: dict[str, list[str]]) -> str:
@@ -125,10 +133,28 @@ def dummy_tensors(
         room = pool_size - columns - rows
         step = 1 + room // (2 * rows)
         start = zlib.crc32(slot.name.encode()) % (1 + room - (step - 1) * rows)
-        noise = pool.as_strided((rows, columns), (step, 1), start).reshape(slot.shape)
+        noise = pool.as_strided((rows, columns), (step, 1), start).reshape(_known_shape(slot))
+        if slot.dtypes != PLAIN_DTYPES:
+            yield slot.name, _as_type(noise, slot.dtypes[0])
+            continue
         is_scale = len(slot.shape) == 1 and slot.name.endswith(".weight")
         yield slot.name, noise + 1 if is_scale else noise
 
 
+def _as_type(noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Random bits of a whole number's type, the noise's own numbers of another."""
+    return noise.to(dtype) if dtype.is_floating_point else (noise * 1e11).long().to(dtype)
+
+
+def _known_shape(slot: WeightSlot) -> tuple[int, ...]:
+    sizes = tuple(size for size in slot.shape if size is not None)
+    if len(sizes) < len(slot.shape):
+        raise ModelLoadError(
+            f"{slot.name}: only a checkpoint knows its size, so that load_format dummy cannot draw it"
+        )
+    return sizes
+
+
 def _rows_and_columns(slot: WeightSlot) -> tuple[int, int]:
-    return prod(slot.shape[:-1]), slot.shape[-1]
+    *rows, columns = (1, *_known_shape(slot))
+    return prod(rows), columns

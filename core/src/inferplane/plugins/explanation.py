@@ -15,17 +15,19 @@ from inferplane.api.device import DeviceDescriptor
 from inferplane.api.kv import KVCacheGroup, KVCacheSpec
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext
+from inferplane.api.quant import QuantizedLinearKernel, QuantizedWeight
 from inferplane.config.args import EngineArgs
 from inferplane.config.defaults import Setting
 from inferplane.config.engine import EngineConfig
 from inferplane.config.resolve import resolve_in_full
 from inferplane.engine.kv_grouping import group_layers
 from inferplane.kvcache.managers import manager_class_for
-from inferplane.layers import walk_layers
+from inferplane.layers import WeightSlot, walk_layers
 from inferplane.models.registry import build_model
 from inferplane.plugins.decision import Decision
 from inferplane.plugins.plugin_set import PluginSet
 from inferplane.plugins.resolution import make_op_table
+from inferplane.quantization.registry import make_format
 from inferplane.reference.attention import ReferenceAttention
 
 
@@ -34,7 +36,7 @@ class Choice:
     """One decision, and everything that it was made for."""
 
     kind: str
-    """``op``, ``attention`` or ``linear``."""
+    """``op``, ``attention``, ``linear`` or ``quantized``."""
     subjects: tuple[str, ...]
     """Names of the op or of the layers, which are alike in all that matters to a provider."""
     detail: str
@@ -95,11 +97,13 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
         dtype=dtype,
         choose_linear=recorder.choose_linear,
         choose_attention=recorder.choose_attention,
+        quantization=make_format(config, plugins.quant_formats()),
+        choose_quantized=recorder.choose_quantized,
     )
     model = build_model(context, plugins.models())
     slots = [slot for layer in walk_layers(model) for slot in layer.weight_slots() if slot.is_required]
     with torch.inference_mode():
-        model.load_weights((slot.name, torch.empty(slot.shape, device="meta")) for slot in slots)
+        model.load_weights((slot.name, _stand_in(slot)) for slot in slots)
     by_op = [Choice("op", (each.subject.removeprefix("op "),), config.model.dtype, each) for each in ops]
     specs = {layer.name: layer.spec for layer in model.kv_layers()}
     groups = group_layers(specs, config.model.max_model_len, config.scheduler.max_num_batched_tokens)
@@ -110,6 +114,11 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
         choices=[*by_op, *recorder.choices()],
         kv_groups=[_explain_group(group, plugins) for group in groups],
     )
+
+
+def _stand_in(slot: WeightSlot) -> torch.Tensor:
+    shape = [1 if size is None else size for size in slot.shape]
+    return torch.empty(shape, dtype=slot.dtypes[0], device="meta")
 
 
 class _Recorder:
@@ -142,6 +151,14 @@ class _Recorder:
         self._note("linear", shape.name, detail, self._plugins.linear_decision(shape, self._device))
         return _NeverCalled
 
+    def choose_quantized(self, shape: LinearShape) -> type[QuantizedLinearKernel] | None:
+        bias = ", with bias" if shape.has_bias else ""
+        detail = f"{shape.in_features} → {shape.out_features}, {shape.scheme}{bias}"
+        decision = self._plugins.quantized_decision(shape, self._device)
+        self._note("quantized", shape.name, detail, decision)
+        winner = decision.winner
+        return None if winner is None or winner.implementation is None else _NeverUnpacked
+
     def _note(self, kind: str, name: str, detail: str, decision: Decision) -> None:
         key = (kind, detail, decision.candidates)
         self._found.setdefault(key, ([], decision))[0].append(name)
@@ -151,6 +168,24 @@ class _Recorder:
         return [
             Choice(kind, tuple(names), detail, decision) for (kind, detail, _), (names, decision) in found
         ]
+
+
+def _explained(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("this model was built to be explained, not to run")
+
+
+class _NeverUnpacked(QuantizedLinearKernel):
+    """As `_NeverCalled`, of a quantized weight."""
+
+    name = "explained"
+
+    @classmethod
+    def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
+        return None
+
+    @classmethod
+    def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:
+        return _explained
 
 
 class _NeverCalled(LinearKernel):
@@ -164,10 +199,7 @@ class _NeverCalled(LinearKernel):
 
     @classmethod
     def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
-        def multiply(x: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("this model was built to be explained, not to run")
-
-        return multiply
+        return _explained
 
 
 class _FirstOf(SoloCommunicator):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel, LinearShape
     from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
+    from inferplane.api.quant import QuantizedLinearKernel
     from inferplane.api.worker import Worker
     from inferplane.config import EngineConfig
     from inferplane.plugins.decision import Decision
@@ -193,6 +194,17 @@ class PluginSet:
         """The kernel for one weight. Raises `PluginError` with every kernel's reason when none supports it."""
         return self.linear_decision(shape, device).chosen.implementation
 
+    def quantized_decision(self, shape: LinearShape, device: DeviceDescriptor) -> Decision:
+        from inferplane.plugins import resolution
+
+        return resolution.decide_quantized(self.collect("quantized_linear_kernels", device), shape, device)
+
+    def choose_quantized(
+        self, shape: LinearShape, device: DeviceDescriptor
+    ) -> type[QuantizedLinearKernel] | None:
+        """The kernel for one quantized weight; None where it is to be dequantized."""
+        return self.quantized_decision(shape, device).chosen.implementation
+
     def attention_backends(self, device: DeviceDescriptor) -> list[type[AttentionBackend]]:
         return [backend for _, backends in self.collect("attention_backends", device) for backend in backends]
 
@@ -213,6 +225,10 @@ class PluginSet:
     def models(self) -> dict[str, str]:
         """``"module:Class"`` by Hugging Face architecture name."""
         return self._merged("models")
+
+    def quant_formats(self) -> dict[str, str]:
+        """``"module:Class"`` by ``quant_method``."""
+        return self._merged("quant_formats")
 
     def scheduler_policies(self) -> dict[str, str]:
         return self._merged("scheduler_policies")
@@ -348,6 +364,7 @@ _MAPPINGS = frozenset(
         "logits_processors",
         "model_sources",
         "models",
+        "quant_formats",
         "scheduler_policies",
         "weight_loaders",
     }

@@ -14,6 +14,7 @@ from inferplane.api.attention import AttentionBackend, AttentionQuery
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OPS, OpImpl, OpQuery, OpTable
+from inferplane.api.quant import QuantizedLinearKernel
 from inferplane.plugins.decision import Candidate, Decision, ask, decide
 from inferplane.plugins.record import PluginError
 
@@ -50,6 +51,17 @@ def decide_linear(offers: Offers, shape: LinearShape, device: DeviceDescriptor) 
     ]
     dtype = str(shape.dtype).removeprefix("torch.")
     subject = f"linear layer {shape.name} ({shape.in_features} → {shape.out_features}, {dtype})"
+    return decide(subject, candidates, device.platform)
+
+
+def decide_quantized(offers: Offers, shape: LinearShape, device: DeviceDescriptor) -> Decision:
+    """The last candidate, with no kernel, is to dequantize the weight while it is loaded."""
+    candidates = [
+        Candidate(kernel.name, plugin, kernel.priority, ask(kernel.unsupported_reason, shape, device), kernel)
+        for plugin, kernel in _classes(offers, QuantizedLinearKernel)
+    ]
+    candidates.append(Candidate("dequantize", "reference", REFERENCE_PRIORITY, None, None))
+    subject = f"linear layer {shape.name} ({shape.in_features} → {shape.out_features}, {shape.scheme})"
     return decide(subject, candidates, device.platform)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoint formats: what the numbers of a packed weight mean. One file per format; none of them multiplies."""
+"""What the numbers of quantized checkpoints mean, one file for each format; who multiplies them is a plugin's part."""

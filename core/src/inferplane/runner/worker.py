@@ -19,6 +19,7 @@ from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.engine.kv_grouping import group_layers
 from inferplane.layers import RotaryEmbedding, walk_layers
 from inferplane.plan import StepPlan
+from inferplane.quantization.registry import make_format
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
 from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes, longest_sequence
@@ -100,6 +101,8 @@ class ModelWorker(Worker):
             dtype=dtype,
             choose_linear=lambda shape: plugins.choose_linear(shape, device),
             choose_attention=self._attention,
+            quantization=make_format(config, plugins.quant_formats()),
+            choose_quantized=lambda shape: plugins.choose_quantized(shape, device),
         )
 
     def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:

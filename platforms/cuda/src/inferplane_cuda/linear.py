@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferplane_cuda.launch import LAUNCH
+from inferplane_torch_accelerator.fp8_linear import Fp8Linear
 from inferplane_torch_accelerator.linear import DenseLinear
 
 
@@ -10,4 +11,11 @@ class CudaLinear(DenseLinear):
     """Plain weights."""
 
     name = "cuda_dense"
+    launch = LAUNCH
+
+
+class CudaFp8Linear(Fp8Linear):
+    """fp8 weights."""
+
+    name = "cuda_fp8"
     launch = LAUNCH

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
+    from inferplane.api.quant import QuantizedLinearKernel
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -47,6 +48,15 @@ def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
     from inferplane_cuda.linear import CudaLinear
 
     return [CudaLinear]
+
+
+@hookimpl
+def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_cuda.linear import CudaFp8Linear
+
+    return [CudaFp8Linear]
 
 
 @hookimpl

@@ -1,0 +1,98 @@
+"""The quantized matrices of a linear layer, from the checkpoint's tensors to this rank's part in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from inferplane.api.model import BuildContext
+from inferplane.api.quant import StoredMatrix
+from inferplane.api.quantized_weight import QuantizedWeight, stack
+from inferplane.layers.layer import WeightSlot
+from inferplane.layers.parallel import Rows, Share
+from inferplane.models.errors import ModelLoadError
+
+
+def stored_matrices(
+    ctx: BuildContext, outputs: Mapping[str, Share | Rows], inputs: Share
+) -> StoredMatrices | None:
+    """What the checkpoint's format says of a layer's matrices; None where they are plain.
+
+    Raises `ModelLoadError` where one product would have some of both, or a matrix does not fit its format.
+    """
+    if ctx.quantization is None:
+        return None
+    found: dict[str, StoredMatrix] = {}
+    for name, share in outputs.items():
+        try:
+            matrix = ctx.quantization.matrix(name, share.total, inputs.total)
+        except ValueError as error:
+            raise ModelLoadError(f"{name} [{share.total}, {inputs.total}]: {error}") from error
+        if matrix is not None:
+            found[name] = matrix
+    if not found:
+        return None
+    if plain := [name for name in outputs if name not in found]:
+        raise ModelLoadError(
+            f"{', '.join(found)} and {', '.join(plain)} are one product, but only the first is quantized"
+        )
+    return StoredMatrices(ctx, found, outputs, inputs)
+
+
+class StoredMatrices:
+    """Keeps the tensors as they come, which is free while they are parts of a mapped file, until all are there."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        matrices: Mapping[str, StoredMatrix],
+        outputs: Mapping[str, Share | Rows],
+        inputs: Share,
+    ) -> None:
+        self._ctx = ctx
+        self._matrices = matrices
+        self._outputs = outputs
+        self._inputs = inputs
+        self._tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in matrices}
+
+    def slots(self, *, is_transposed: bool) -> Sequence[WeightSlot]:
+        """``is_transposed`` is for a plain matrix that is quantized on the way: formats have an order of their own."""
+        return [
+            WeightSlot(
+                f"{name}.{stored.suffix}",
+                stored.shape[::-1]
+                if (turned := is_transposed and stored.suffix == "weight")
+                else stored.shape,
+                partial(self._keep, name, stored.suffix, turned),
+                stored.is_required,
+                stored.dtypes,
+            )
+            for name, matrix in self._matrices.items()
+            for stored in matrix.tensors()
+        ]
+
+    def _keep(self, name: str, suffix: str, is_transposed: bool, tensor: torch.Tensor) -> None:
+        self._tensors[name][suffix] = tensor.T if is_transposed else tensor
+
+    def join(self) -> QuantizedWeight:
+        """This rank's part of all, on the device; they are forgotten here. Raises `ModelLoadError` naming the layer."""
+        tensors, self._tensors = self._tensors, {}
+        try:
+            return stack([self._read(name, tensors[name]) for name in tensors], list(tensors))
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+
+    def _read(self, name: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+        device, inputs = self._ctx.device, self._inputs
+        try:
+            weight = self._matrices[name].read({key: tensor.to(device) for key, tensor in tensors.items()})
+            weight = weight.columns(inputs.start, inputs.start + inputs.size)
+        except ValueError as error:
+            ranks = self._ctx.comm.world_size
+            where = f"{name} [{self._outputs[name].total}, {inputs.total}] on {ranks} rank(s)"
+            raise ModelLoadError(f"{where}: {error}") from error
+        share = self._outputs[name]
+        is_whole = isinstance(share, Share) and share.size == share.total
+        return weight if is_whole else weight.rows(share.span)
