@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -59,11 +60,30 @@ class Vendor:
         assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
         path.write_text(text.replace(old, new), encoding="utf-8")
 
+    def remove_functions(self, file: str, *names: str) -> None:
+        """From the module, with their decorators."""
+        path = self.package / file
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        kept = [node for node in tree.body if getattr(node, "name", None) not in names]
+        assert len(kept) == len(tree.body) - len(names), f"{file} has not all of {names}"
+        removed = {
+            number
+            for node in tree.body
+            if node not in kept and isinstance(node, ast.FunctionDef)
+            for number in range(node.decorator_list[0].lineno, (node.end_lineno or 0) + 1)
+        }
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for number, line in enumerate(lines, 1) if number not in removed))
+
+    def num_lines(self) -> int:
+        """Of all Python files."""
+        return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in self.package.rglob("*.py"))
+
     def append(self, file: str, lines: str) -> None:
         with (self.package / file).open("a", encoding="utf-8") as text:
             text.write(lines)
 
-    def inferplane(self, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    def inferplane(self, *arguments: str, timeout_s: float = 1200) -> subprocess.CompletedProcess[str]:
         """The command line where this vendor is installed."""
         command = [sys.executable, "-m", "inferplane.cli.main", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.site)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inferplane.api import DeviceDescriptor, Platform, PluginManifest, Supported, Unsupported, hookimpl
-from inferplane_kestrel.probing import NUM_CARDS_VARIABLE, find_cards
+from inferplane_kestrel.probing import NUM_CARDS_VARIABLE, find_devices
 
 if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
@@ -17,11 +17,11 @@ MANIFEST = PluginManifest(name="kestrel", api=(2, 0), provides=("platform",))
 
 @hookimpl
 def probe_devices() -> Supported | Unsupported:
-    cards = find_cards()
-    if not cards:
+    devices = find_devices()
+    if not devices:
         return Unsupported("kestrel", f"{NUM_CARDS_VARIABLE} is 0: set it to the number of cards to simulate")
     # Below a plain CPU: simulated cards are no reason to leave it, and have to be asked for with --device.
-    return Supported("kestrel", score=5, devices=cards)
+    return Supported("kestrel", score=5, devices=devices)
 
 
 @hookimpl

@@ -10,7 +10,7 @@ NUM_CARDS_VARIABLE = "KESTREL_NUM_CARDS"
 MEMORY_BYTES = 4 << 30
 
 
-def find_cards() -> tuple[DeviceDescriptor, ...]:
+def find_devices() -> tuple[DeviceDescriptor, ...]:
     num_cards = int(os.environ.get(NUM_CARDS_VARIABLE, "2"))
     capabilities = CapabilitySet(["bf16_matmul"])
     return tuple(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionLayer
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 
 def attend(
@@ -13,10 +19,11 @@ def attend(
 ) -> torch.Tensor:
     """The last ``len(q)`` tokens of one sequence over all of it.
 
-    ``q: [num_queries, num_heads, head_dim]``, ``k, v: [seq_len, num_kv_heads, head_dim]``. Returns float64.
+    ``q: [num_queries, num_heads, head_dim]``, ``k: [seq_len, num_kv_heads, head_dim]``,
+    ``v: [seq_len, num_kv_heads, value_dim]``. Returns ``[num_queries, num_heads, value_dim]`` in float64.
     """
     q, k, v = q.double(), k.double(), v.double()
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], v.shape[-1])
     group = layer.num_heads // layer.num_kv_heads
     for row in range(len(q)):
         position = len(k) - len(q) + row
@@ -37,5 +44,5 @@ def first_visible(spec: KVCacheSpec, position: int) -> int:
         return max(0, position + 1 - spec.window)
     if isinstance(spec, ChunkedLocalSpec):
         return position - position % spec.chunk
-    assert type(spec) is FullAttentionSpec, type(spec).__name__
+    assert type(spec) in (FullAttentionSpec, MLAAttentionSpec), type(spec).__name__
     return 0

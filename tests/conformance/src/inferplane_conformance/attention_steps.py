@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from inferplane.api import DeviceRuntime
 from inferplane.api.attention import AttentionInputs, AttentionLayer
+from inferplane.api.kv import MLAAttentionSpec
 
 SCHEDULE: Sequence[Sequence[int]] = (
     (1, 7, 33, 0, 16),
@@ -24,10 +25,11 @@ SCHEDULE: Sequence[Sequence[int]] = (
 class Request:
     """A whole sequence in host memory, of which ``num_done`` tokens are in the cache."""
 
+    index: int
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    blocks: list[int]
+    blocks: list[int] = field(default_factory=list)
     num_done: int = 0
 
 
@@ -43,29 +45,33 @@ class Step:
 
 
 class Requests:
-    """Those of `SCHEDULE`, with random numbers of ``dtype``."""
+    """Those of `SCHEDULE`, with random numbers of ``dtype`` that are the same for every block size."""
 
-    def __init__(self, layer: AttentionLayer, dtype: torch.dtype, generator: torch.Generator) -> None:
-        self.block_size = layer.spec.block_size
-        lengths = [sum(lens) for lens in zip(*SCHEDULE)]
-        num_blocks = [layer.spec.num_blocks_for(length) for length in lengths]
-        self.num_blocks = sum(num_blocks) + 3
+    def __init__(self, layer: AttentionLayer, dtype: torch.dtype, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        spec = layer.spec
+        self.block_size = spec.block_size
+        self.latent_rank = spec.latent_rank if isinstance(spec, MLAAttentionSpec) else None
+        self.requests = [
+            self._request(index, sum(lens), layer, dtype, generator)
+            for index, lens in enumerate(zip(*SCHEDULE))
+        ]
+        counts = [spec.num_blocks_for(len(request.q)) for request in self.requests]
+        self.num_blocks = sum(counts) + 3
         """A few stay without an owner, as in any pool."""
-        ids = torch.randperm(self.num_blocks, generator=generator).tolist()
-        starts = [sum(num_blocks[:index]) for index in range(len(lengths))]
+        ids = torch.randperm(self.num_blocks, generator=generator)
+        for request, blocks in zip(self.requests, ids.split([*counts, 3])):
+            request.blocks = blocks.tolist()
 
-        def numbers(length: int, heads: int) -> torch.Tensor:
+    def _request(
+        self, index: int, length: int, layer: AttentionLayer, dtype: torch.dtype, generator: torch.Generator
+    ) -> Request:
+        def numbers(heads: int) -> torch.Tensor:
             return torch.randn(length, heads, layer.head_dim, generator=generator).to(dtype)
 
-        self.requests = [
-            Request(
-                q=numbers(length, layer.num_heads),
-                k=numbers(length, layer.num_kv_heads),
-                v=numbers(length, layer.num_kv_heads),
-                blocks=ids[start : start + count],
-            )
-            for length, start, count in zip(lengths, starts, num_blocks)
-        ]
+        q, k = numbers(layer.num_heads), numbers(layer.num_kv_heads)
+        v = numbers(layer.num_kv_heads) if self.latent_rank is None else k[..., : self.latent_rank]
+        return Request(index=index, q=q, k=k, v=v)
 
     def steps(self, runtime: DeviceRuntime) -> Iterator[Step]:
         """Each step on the device; ``num_done`` counts its tokens from the moment that it is handed out."""
@@ -83,6 +89,8 @@ class Requests:
             request.num_done += length
             start += length
         q, k, v = (runtime.to_device(torch.cat(each)) for each in zip(*parts))
+        if self.latent_rank is not None:  # as the contract has it: the values are a part of the keys
+            v = k[..., : self.latent_rank]
         return Step(self._inputs(chosen, slots, runtime), q, k, v, members)
 
     def _inputs(

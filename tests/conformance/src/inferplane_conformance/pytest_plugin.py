@@ -109,7 +109,8 @@ class KitPlugin:
             terminalreporter.line(Report.level_line(level, self.results))
         if facts["num_lines"]:
             terminalreporter.line(
-                f"source: {facts['num_lines']} lines, {facts['shared_percent']:.1f} % shared with the core"
+                f"source: {facts['num_lines']} lines, of which a first token needs "
+                f"{facts['num_first_token_lines']}; {facts['shared_percent']:.1f} % shared with the core"
             )
         for stale in stale_xfails(self.xfails, [result.test for result in self.results], self.options.levels):
             terminalreporter.line(f"xfail for {stale.test!r} matches no test of these levels", yellow=True)

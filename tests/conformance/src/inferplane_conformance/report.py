@@ -101,6 +101,7 @@ def describe_subject(subject: Subject) -> dict[str, Any]:
         "distribution": f"{record.distribution} {record.version}",
         "plugin_api": record.api,
         "num_lines": count_lines(files),
+        "num_first_token_lines": count_lines(subject.first_token_files),
         "shared_percent": 100.0 * shared_lines(files).share,
         "core": version("inferplane"),
         "core_api": ".".join(map(str, API_VERSION)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api import DeviceDescriptor, DeviceRuntime, Platform
-from inferplane.config import ConfigError, DeviceConfig, EngineArgs, EngineConfig, ModelConfig
+from inferplane.config import ConfigError, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, ParallelConfig
 from inferplane.plugins import ENTRY_POINT_GROUP, PluginRecord, PluginSet, PluginStatus, load_plugins
 
 if TYPE_CHECKING:
@@ -67,10 +70,13 @@ class Subject:
         found = [each.devices for each in self.plugins.probe() if each.platform == self.device.platform]
         return len([each for devices in found for each in devices if each.index >= self.device.index])
 
-    @property
-    def can_be_two(self) -> bool:
-        """Whether a model can be split over two ranks here: on two devices, or both in host memory."""
-        return self.num_devices >= 2 or self.runtime.is_host_memory
+    @cached_property
+    def pair_fault(self) -> str | None:
+        """Why a model cannot be split over two ranks here; None on two devices, and on one that is host memory."""
+        if self.num_devices < 2 and not self.runtime.is_host_memory:
+            return "the platform has one device"
+        config = replace(self.config("float32"), parallel=ParallelConfig(tensor_parallel_size=2))
+        return self._refusal(config)
 
     @cached_property
     def runtime(self) -> DeviceRuntime:
@@ -90,8 +96,11 @@ class Subject:
 
     def dtype_fault(self, dtype: torch.dtype) -> str | None:
         """Why the platform refuses to run models of this type, in its own words; None when it does not."""
+        return self._refusal(self.config(str(dtype).removeprefix("torch.")))
+
+    def _refusal(self, config: EngineConfig) -> str | None:
         try:
-            self.platform.validate_config(self.config(str(dtype).removeprefix("torch.")), self.device)
+            self.platform.validate_config(config, self.device)
         except ConfigError as error:
             return str(error)
         return None
@@ -122,3 +131,16 @@ class Subject:
     def source_files(self) -> list[Path]:
         """Every Python file of the plugin's package."""
         return sorted(self.package.rglob("*.py")) if self.package else []
+
+    @cached_property
+    def first_token_files(self) -> list[Path]:
+        """Those of them without which no token is served; see `inferplane_conformance.source.first_token`."""
+        if self.package is None:
+            return []
+        command = [sys.executable, "-m", "inferplane_conformance.source.first_token", self.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"the platform could not be loaded in a process of its own:\n{done.stderr[-3000:]}"
+            )
+        return [Path(file) for file in json.loads(done.stdout.strip().splitlines()[-1])]

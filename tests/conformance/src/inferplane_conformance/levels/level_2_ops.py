@@ -12,6 +12,7 @@ import torch
 
 from inferplane.api.ops import OPS, Op
 from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.providers import op_implementations
 from inferplane_conformance.subject import Subject
 
 SEEDS = range(5)
@@ -22,23 +23,13 @@ SEEDS = range(5)
 @pytest.mark.parametrize("name", OPS)
 def test_op(subject: Subject, name: str, dtype: torch.dtype, layout: str) -> None:
     """Each implementation that says it can, and the one that is used."""
-    implementations = usable(subject, name, dtype)
+    implementations = op_implementations(subject, name, dtype)
     assert implementations
     for provider, function in implementations.items():
         for seed in SEEDS:
             arguments = OPS[name].example_inputs(torch.Generator().manual_seed(seed), dtype)
             expected = OPS[name].reference(*(_wide(each) for each in arguments))
             check(subject, OPS[name], provider, function, arguments, expected, dtype, layout)
-
-
-def usable(subject: Subject, name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Implementations by who brings them: the platform's own that support the type, and the one that won."""
-    decisions = subject.plugins.op_decisions(subject.device, dtype)
-    decision = next(each for each in decisions if each.subject == f"op {name}")
-    candidates = [
-        each for each in decision.candidates if each.reason is None and each.plugin == subject.device.platform
-    ]
-    return {each.name: each.implementation for each in (*candidates, decision.chosen)}
 
 
 def check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
-from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    AttentionSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from inferplane_conformance.attention_oracle import attend
 from inferplane_conformance.attention_steps import Requests
 from inferplane_conformance.closeness import assert_close
@@ -48,15 +55,21 @@ SPECS: dict[str, tuple[type[AttentionSpec], dict[str, Any]]] = {
     "chunk of 24": (ChunkedLocalSpec, {"chunk": 24}),
 }
 
+LATENTS = {
+    "4 heads": (Shape(num_heads=4, num_kv_heads=1, head_dim=48), 16),
+    "16 heads of 512 and 64": (Shape(num_heads=16, num_kv_heads=1, head_dim=576), 64),
+}
+"""A layer's latent with the rotated part of the key, and the size of that part."""
 
-def make_layer(shape: Shape, spec: str, block_size: int, dtype: torch.dtype) -> AttentionLayer:
-    spec_class, settings = SPECS[spec]
-    name = str(dtype).removeprefix("torch.")
-    made = spec_class(
+
+def make_layer(
+    shape: Shape, spec: type[AttentionSpec], settings: dict[str, Any], block_size: int, dtype: torch.dtype
+) -> AttentionLayer:
+    made = spec(
         block_size=block_size,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        dtype=name,
+        dtype=str(dtype).removeprefix("torch."),
         **settings,
     )
     return AttentionLayer(
@@ -88,13 +101,36 @@ def backends(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> lis
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention(subject: Subject, dtype: torch.dtype, shape: str, spec: str) -> None:
     """Rows are right whatever else is in the step, and what a request stored is what it finds later."""
-    default = make_layer(SHAPES[shape], spec, platform_block_size(subject), dtype)
+    spec_class, settings = SPECS[spec]
+    run_all(
+        subject, make_layer(SHAPES[shape], spec_class, settings, platform_block_size(subject), dtype), dtype
+    )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", LATENTS)
+def test_latent_attention(subject: Subject, dtype: torch.dtype, shape: str) -> None:
+    """Attention to latents, which are keys and values at once (MLA)."""
+    layer, rope_dim = LATENTS[shape]
+    settings = {"rope_dim": rope_dim}
+    run_all(
+        subject, make_layer(layer, MLAAttentionSpec, settings, platform_block_size(subject), dtype), dtype
+    )
+
+
+def run_all(subject: Subject, default: AttentionLayer, dtype: torch.dtype) -> None:
+    """Every backend that would serve the layer, in every size of blocks that it takes."""
+    generator = torch.Generator().manual_seed(1)
+    sinks = torch.randn(default.num_heads, generator=generator) if default.has_sinks else None
+    # a token sees none after it, so that whole sequences say what is right for every step
+    requests = Requests(default, dtype).requests
+    expected = [attend(default, each.q, each.k, each.v, sinks) for each in requests]
     for block_size in dict.fromkeys((default.spec.block_size, *BLOCK_SIZES)):
         layer = replace(default, spec=replace(default.spec, block_size=block_size))
         if block_size != default.spec.block_size and not takes(subject, layer, dtype):
             continue
         for backend in backends(subject, layer, dtype):
-            run(subject, backend, layer, dtype)
+            run(subject, backend, layer, dtype, sinks, expected)
 
 
 def takes(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> bool:
@@ -106,16 +142,22 @@ def platform_block_size(subject: Subject) -> int:
     return int(subject.defaults("float32")["block_size"])
 
 
-def run(subject: Subject, backend: type[AttentionBackend], layer: AttentionLayer, dtype: torch.dtype) -> None:
-    runtime, generator = subject.runtime, torch.Generator().manual_seed(0)
-    requests = Requests(layer, dtype, generator)
+def run(
+    subject: Subject,
+    backend: type[AttentionBackend],
+    layer: AttentionLayer,
+    dtype: torch.dtype,
+    sinks: torch.Tensor | None,
+    expected: Sequence[torch.Tensor],
+) -> None:
+    """``expected``: of each request the result for all of its tokens."""
+    runtime, requests = subject.runtime, Requests(layer, dtype)
     kv = backend.allocate_kv(layer, requests.num_blocks, dtype, runtime.torch_device)
     assert kv.device == runtime.torch_device
     taken = kv.numel() * kv.element_size()
     assert taken == layer.spec.block_bytes * requests.num_blocks, f"{backend.name} takes {taken} bytes"
     if kv.is_floating_point():
         kv.fill_(float("nan"))  # a slot that is read before it is written shows
-    sinks = torch.randn(layer.num_heads, generator=generator) if layer.has_sinks else None
     device_sinks = None if sinks is None else runtime.to_device(sinks)
     instance = backend()
     for number, step in enumerate(requests.steps(runtime)):
@@ -127,8 +169,7 @@ def run(subject: Subject, backend: type[AttentionBackend], layer: AttentionLayer
         for tensor, was in zip((step.q, step.k, step.v), before):
             assert torch.equal(runtime.to_host(tensor), was), f"{where}: q, k or v was changed"
         found = runtime.to_host(out)
-        for index, (request, rows) in enumerate(step.members):
+        for request, rows in step.members:
             done = request.num_done
-            queries = request.q[done - (rows.stop - rows.start) : done]
-            expected = attend(layer, queries, request.k[:done], request.v[:done], sinks)
-            assert_close(found[rows], expected, TOLERANCES[dtype], f"{where}, request {index}")
+            wanted = expected[request.index][done - (rows.stop - rows.start) : done]
+            assert_close(found[rows], wanted, TOLERANCES[dtype], f"{where}, request {request.index}")

@@ -19,8 +19,8 @@ TIMEOUT_S = 180
 @pytest.fixture
 def answers(subject: Subject, tmp_path: Path) -> list[dict[str, Any]]:
     """Of rank 0 and rank 1, each a process."""
-    if not subject.can_be_two:
-        pytest.skip("the platform has one device")
+    if fault := subject.pair_fault:
+        pytest.skip(fault)
     command = [sys.executable, "-m", "inferplane_conformance.rank_probe", subject.name]
     init = f"file://{tmp_path / 'meeting'}"
     ranks = [

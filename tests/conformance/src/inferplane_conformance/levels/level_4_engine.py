@@ -185,8 +185,8 @@ def test_many_requests_at_once(subject: Subject, folder: Path) -> None:
 
 
 def test_tensor_parallel(subject: Subject, folder: Path) -> None:
-    if not subject.can_be_two:
-        pytest.skip("the platform has one device")
+    if fault := subject.pair_fault:
+        pytest.skip(fault)
     prompts = [prompt(length) for length in LENGTHS]
     with engine(subject, folder, tensor_parallel_size=2) as llm:
         outputs = generate(llm, prompts, logprobs=1, prompt_logprobs=1)

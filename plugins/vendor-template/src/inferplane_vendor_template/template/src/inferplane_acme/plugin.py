@@ -16,6 +16,7 @@ MANIFEST = PluginManifest(name="acme", api=(2, 0), provides=("platform",))
 
 @hookimpl
 def probe_devices() -> Supported | Unsupported:
+    """Yours: why there is none, with what to do about it, and the score."""
     devices = find_devices()
     if not devices:
         return Unsupported("acme", "no Acme device was found")
