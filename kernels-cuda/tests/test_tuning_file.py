@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from inferplane_kernels_cuda import tuning_file
 
 
@@ -14,7 +12,7 @@ def test_a_capability_without_a_table():
 
 
 def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
-    pytest.importorskip("triton")
+    # late: other tests set Triton to interpret, which it reads when it is first imported
     from inferplane_kernels_triton.decode_attention import DecodeConfig
     from inferplane_kernels_triton.matvec import MatvecConfig
     from inferplane_kernels_triton.prefill_attention import PrefillConfig

@@ -6,27 +6,33 @@ Triton reads the choice when kernels are first imported, so it is made here, for
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU:
+    if "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET"):
+        pytest.exit(
+            "triton was imported before it was set to interpret; run these tests in a process of their own"
+        )
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The host, and a GPU where there is one."""
-    has_gpu = torch.cuda.is_available()
-    if request.param == "cuda" and not has_gpu:
+    if request.param == "cuda" and not HAS_GPU:
         pytest.skip("no GPU on this machine")
-    if request.param == "cpu" and has_gpu:
+    if request.param == "cpu" and HAS_GPU:
         pytest.skip("kernels are compiled for the GPU here, not interpreted")
     return torch.device(request.param)
 
 
 @pytest.fixture
 def gpu() -> torch.device:
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         pytest.skip("no GPU on this machine")
     return torch.device("cuda")

@@ -29,15 +29,14 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = resolve_model(str(folder))
-    assert (source.kind, source.path, source.name, source.display_name) == (
+    assert (source.kind, source.path, source.name) == (
         "folder",
         folder,
         str(folder),
-        "my-model",
     )
     monkeypatch.chdir(folder.parent)
     assert resolve_model("my-model").path == Path("my-model")
-    assert resolve_model("my-model/").display_name == "my-model"
+    assert resolve_model("my-model/").path == Path("my-model")
 
 
 def test_a_gguf_file_with_and_without_its_suffix(tmp_path: Path) -> None:
@@ -136,11 +135,10 @@ def fill_cache(cache: Path, revision: str = "main") -> Path:
 def test_a_hub_id_is_found_in_the_cache_when_offline(tmp_path: Path) -> None:
     snapshot = fill_cache(tmp_path)
     source = resolve_model("someone/tiny", download_dir=tmp_path)
-    assert (source.kind, source.path, source.name, source.display_name) == (
+    assert (source.kind, source.path, source.name) == (
         "folder",
         snapshot,
         "someone/tiny",
-        "tiny",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 import zmq.asyncio
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from inferplane.config import EngineConfig
     from inferplane.engine.stats import EngineStats
     from inferplane.plugins import PluginSet
-
-
-class EngineClient(Protocol):
-    """What every front end needs. How outputs come back is each client's own: one steps, the other listens."""
-
-    def add(self, requests: Sequence[EngineRequest]) -> None: ...
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Unknown and finished ids are ignored."""
-
-    def shutdown(self) -> None:
-        """Ends the engine and whatever it runs. May be called twice."""
 
 
 class InProcessClient:

@@ -30,13 +30,6 @@ class ModelSource:
     path: Path
     """The folder with ``config.json``, or the GGUF file."""
 
-    @property
-    def display_name(self) -> str:
-        """A short name for listings: the last part of the path or id, without ``.gguf``."""
-        return (
-            self.path.stem if self.kind == "gguf" else self.name.rstrip("/").rpartition("/")[2] or self.name
-        )
-
 
 def resolve_model(
     model: str | None,

@@ -46,9 +46,9 @@ class CpuPlatform(Platform):
         return CpuRuntime(device)
 
     def worker_class(self) -> type[Worker]:
-        from inferplane_cpu.worker import CpuWorker
+        from inferplane.api.worker import ModelWorker
 
-        return CpuWorker
+        return ModelWorker
 
     def communicator(self, group: ProcessGroup, runtime: DeviceRuntime) -> Communicator:
         from inferplane.api.torch_comm import TorchCommunicator

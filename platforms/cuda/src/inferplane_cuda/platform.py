@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inferplane.api import DeviceDescriptor, DeviceRuntime, Supported, Unsupported
 from inferplane_cuda.probing import PLATFORM, probe
 from inferplane_torch_accelerator.platform import AcceleratorPlatform
-
-if TYPE_CHECKING:
-    from inferplane.api.worker import Worker
 
 
 class CudaPlatform(AcceleratorPlatform):
@@ -23,8 +18,3 @@ class CudaPlatform(AcceleratorPlatform):
         from inferplane_cuda.runtime import CudaRuntime
 
         return CudaRuntime(device)
-
-    def worker_class(self) -> type[Worker]:
-        from inferplane_cuda.worker import CudaWorker
-
-        return CudaWorker

@@ -11,12 +11,13 @@ from inferplane.api.config import ConfigError, ConfigPatch
 if TYPE_CHECKING:
     from inferplane.api import Unsupported
     from inferplane.api.config import EngineArgs, EngineConfig
+    from inferplane.api.worker import Worker
 
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 
 
 class AcceleratorPlatform(Platform):
-    """Needs to be told which devices there are, the runtime, the worker, and how ranks talk to each other."""
+    """Needs to be told which devices there are, the runtime, and how ranks talk to each other."""
 
     collectives: ClassVar[str]
     """The backend of `torch.distributed`."""
@@ -56,6 +57,11 @@ class AcceleratorPlatform(Platform):
                 f"tensor_parallel_size {world_size} needs as many devices from {self.name}:{device.index} on, and "
                 f"this process sees {num_left}",
             )
+
+    def worker_class(self) -> type[Worker]:
+        from inferplane.api.worker import ModelWorker
+
+        return ModelWorker
 
     def communicator(self, group: ProcessGroup, runtime: DeviceRuntime) -> Communicator:
         from inferplane.api.torch_comm import TorchCommunicator
