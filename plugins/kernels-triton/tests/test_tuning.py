@@ -35,3 +35,9 @@ def test_a_file_that_is_no_table_is_named(text: str, tmp_path: Path):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"table\.json: not a tuning table"):
         TuningTable.read(path)
+
+
+def test_only_what_is_listed_was_measured():
+    assert TABLE.measured("matvec", (4096, 4096), MatvecConfig()) == MatvecConfig(rows=2)
+    assert TABLE.measured("matvec", (6144, 4096), MatvecConfig()) is None
+    assert TABLE.measured("other", (4096, 4096), MatvecConfig()) is None

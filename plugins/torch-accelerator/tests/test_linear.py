@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 from inferplane.api import DeviceDescriptor
 from inferplane.api.linear import LinearShape
 from inferplane.api.ops import add_rms_norm, rms_norm, silu_and_mul
+from inferplane_torch_accelerator import dense_multiply
 from inferplane_torch_accelerator.dense_multiply import DenseMultiply
+from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.linear import DenseLinear
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2}
@@ -53,6 +59,58 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
         got, found = multiply.after_add_rms_norm(x.clone(), None, norm, 1e-5, is_gated=is_gated)
         assert_near(got, silu_and_mul(after_norm) if is_gated else after_norm, dtype)
         assert torch.equal(found, x)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
+def test_what_was_measured_is_what_multiplies(
+    num_rows: int,
+    has_bias: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Two rows have an entry (for the gate none: then silu is apart), so do three, rounded up to four, and five have
+    none, and go in parts."""
+    shape, tile = f"{OUT}x{IN}", {"rows": 16, "columns": 32}
+    table = {
+        "matvec": {shape: {"rows": 2, "columns": 64}},
+        "skinny_matmul": {f"2x{shape}": tile, f"4x{shape}": {**tile, "splits": 2}, f"4x{OUT}x1": tile},
+        "skinny_matmul_gated": {f"4x{shape}": {**tile, "splits": 2}},
+        "many_rows": {shape: {"row_parts": 2, "column_parts": 2}},
+    }
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"kernels": table}))
+    launch = Launch(tuning_file=lambda device: path)
+    monkeypatch.setattr(dense_multiply, "MANY_ROWS", 1)
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[..., object]:
+        kernel = getattr(dense_multiply, name)
+
+        def call(*args: object, **options: object) -> object:
+            calls.append(name)
+            return kernel(*args, **options)
+
+        return call
+
+    for name in ("matvec", "skinny_matmul", "multiply_in_parts"):
+        monkeypatch.setattr(dense_multiply, name, noting(name))
+    torch.manual_seed(0)
+    dtype = torch.float16
+    weight, bias = drawn(device, dtype, OUT, IN), drawn(device, dtype, OUT)
+    multiply = DenseMultiply(weight, bias if has_bias else None, launch)
+    x = drawn(device, dtype, num_rows, IN)
+    want = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+    assert_near(multiply(x), want, dtype)
+    assert_near(multiply.silu_and_mul(x), silu_and_mul(want), dtype)
+    expected = {
+        1: ["matvec", "matvec"],
+        2: ["skinny_matmul", "skinny_matmul"],
+        3: ["skinny_matmul", "skinny_matmul"],
+        5: ["multiply_in_parts", "multiply_in_parts"],
+    }
+    assert calls == expected[num_rows]
 
 
 def test_what_it_multiplies() -> None:

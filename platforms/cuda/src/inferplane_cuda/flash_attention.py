@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import PathFinder
+from typing import Any
 
 import torch
 
@@ -11,10 +16,18 @@ from inferplane_cuda.attention import CudaTritonAttention
 from inferplane_torch_accelerator.triton_attention import StepMetadata, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)
+NEEDED = {"flash_attn.cute": "flash-attn-4", "cutlass.cute": "nvidia-cutlass-dsl"}
+"""Modules that it computes by, and the packages that bring them."""
+
+logger = logging.getLogger("inferplane.attention")
 
 
 class FlashAttention(CudaTritonAttention):
-    """On GPUs with the bulk copy engine, in half precision. It compiles itself at the first step of each kind."""
+    """On GPUs with the bulk copy engine, in half precision. It compiles itself at the first step of each kind.
+
+    Packages that are there and cannot be imported are found out about when the worker warms up; then the Triton kernel
+    takes their place, and the log says why.
+    """
 
     name = "cuda_flash"
     priority = 20
@@ -27,8 +40,9 @@ class FlashAttention(CudaTritonAttention):
             return f"{query.device.name} lacks bulk_tensor_copy, which FlashAttention-4 is used with"
         if query.layer.head_dim % 8:
             return f"FlashAttention needs head sizes that are multiples of 8, not {query.layer.head_dim}"
-        if not _is_installed():
-            return "the package flash-attn-4 is not installed"
+        for module, package in NEEDED.items():
+            if not _is_there(module):
+                return f"the package {package} is not installed"
         return super().unsupported_reason(query)
 
     def _prefill(
@@ -39,10 +53,11 @@ class FlashAttention(CudaTritonAttention):
         metadata: StepMetadata,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        from flash_attn.cute import flash_attn_varlen_func
-
+        attend = _imported()
+        if attend is None:
+            return super()._prefill(layer, q, kv, metadata, sinks)
         inputs, window = metadata.inputs, window_of(layer)
-        out = flash_attn_varlen_func(
+        out = attend(
             q,
             kv[0],
             kv[1],
@@ -60,9 +75,27 @@ class FlashAttention(CudaTritonAttention):
         return out[0] if isinstance(out, tuple) else out
 
 
-def _is_installed() -> bool:
-    """Older FlashAttention packages have the same name and not this part."""
+@cache
+def _imported() -> Callable[..., Any] | None:
     try:
-        return importlib.util.find_spec("flash_attn.cute") is not None
-    except ImportError:  # no such package, or one that does not load here
+        from flash_attn.cute import flash_attn_varlen_func
+    except Exception as error:  # a broken installation may raise anything
+        logger.warning(
+            "FlashAttention cannot be imported (%s: %s): steps with prompts use the Triton kernel, which is slower",
+            type(error).__name__,
+            error,
+        )
+        return None
+    found: Callable[..., Any] = flash_attn_varlen_func
+    return found
+
+
+def _is_there(module: str) -> bool:
+    """Nothing is imported. Older packages of the same name lack the part behind the dot."""
+    package, part = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
         return False
+    folders = spec.submodule_search_locations if spec is not None else None
+    return folders is not None and PathFinder.find_spec(f"{package}.{part}", list(folders)) is not None

@@ -45,6 +45,11 @@ class TuningTable:
         """
         return dataclasses.replace(default, **self._entry(kernel, shape))  # type: ignore[type-var]
 
+    def measured(self, kernel: str, shape: tuple[int, ...], default: Config) -> Config | None:
+        """As `config` for a shape that is listed itself; None for any other."""
+        entry = self._by_shape.get(kernel, {}).get(shape)
+        return None if entry is None else dataclasses.replace(default, **entry)  # type: ignore[type-var]
+
     def _entry(self, kernel: str, shape: tuple[int, ...]) -> dict[str, Any]:
         alike = [known for known in self._by_shape.get(kernel, {}) if len(known) == len(shape)]
         if not alike:

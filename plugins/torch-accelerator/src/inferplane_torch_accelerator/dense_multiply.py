@@ -1,4 +1,4 @@
-"""Products of one row by a Triton kernel, and of more by torch's library, with norm and gate along."""
+"""Products of few rows by Triton kernels, and of more by torch's library, with norm and gate along."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from torch.nn.functional import linear
 
 from inferplane.api.linear import FusedMultiply
 from inferplane_kernels_triton.activation import silu_and_mul
-from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.matvec import NormBefore, matvec
 from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
+from inferplane_kernels_triton.skinny_matmul import skinny_matmul
 from inferplane_torch_accelerator.launch import Launch
+from inferplane_torch_accelerator.products import (
+    MANY_ROWS,
+    for_few_rows,
+    for_many_rows,
+    for_one_row,
+    multiply_in_parts,
+)
 
 
 class FusedProduct(FusedMultiply):
@@ -30,10 +38,8 @@ class FusedProduct(FusedMultiply):
         self._weight = weight
         self._bias = bias
         self._scale = scale
-        self._pdl = launch.pdl
-        self._matvec_config = launch.config(
-            "matvec", (weight.shape[0], weight.shape[1]), MatvecConfig(), weight
-        )
+        self._pdl = launch.pdl(weight.device)
+        self._for_one_row = [for_one_row(weight, launch, is_gated=gated) for gated in (False, True)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 1:
@@ -62,11 +68,14 @@ class FusedProduct(FusedMultiply):
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 1:
             return self._one_row(x, None, True)
-        return silu_and_mul(self._more_rows(x), pdl=self._pdl)
+        return self._more_rows_gated(x)
 
     @abstractmethod
     def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
         """The product with any number of rows, bias included."""
+
+    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
+        return silu_and_mul(self._more_rows(x), pdl=self._pdl)
 
     def _one_row(
         self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
@@ -78,13 +87,43 @@ class FusedProduct(FusedMultiply):
             weight_scale=self._scale,
             bias=self._bias,
             gated=is_gated,
-            config=self._matvec_config,
+            config=self._for_one_row[is_gated],
             pdl=self._pdl,
         )
 
 
 class DenseMultiply(FusedProduct):
-    """A plain weight."""
+    """A plain weight. Up to 64 rows go to a Triton kernel where that was measured to beat the library."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, launch: Launch) -> None:
+        super().__init__(weight, bias, launch)
+        self._for_few_rows = [for_few_rows(weight, launch, is_gated=gated) for gated in (False, True)]
+        self._for_many_rows = for_many_rows(weight, launch)
 
     def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._few_rows(x, is_gated=False)
+        return self._by_library(x) if y is None else y
+
+    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._few_rows(x, is_gated=True)
+        return super()._more_rows_gated(x) if y is None else y
+
+    def _few_rows(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor | None:
+        """None for numbers of rows that the library multiplies faster."""
+        choice = self._for_few_rows[is_gated].get(1 << max(0, x.shape[0] - 1).bit_length())
+        if choice is None:
+            return None
+        return skinny_matmul(
+            x,
+            self._weight,
+            bias=self._bias,
+            gated=is_gated,
+            workspace=choice.workspace,
+            config=choice.config,
+            pdl=self._pdl,
+        )
+
+    def _by_library(self, x: torch.Tensor) -> torch.Tensor:
+        if self._for_many_rows is not None and x.shape[0] >= MANY_ROWS:
+            return multiply_in_parts(x, self._weight, self._bias, self._for_many_rows)
         return linear(x, self._weight, self._bias)

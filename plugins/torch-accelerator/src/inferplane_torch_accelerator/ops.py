@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
 
 from inferplane.api.ops import OpImpl
 from inferplane_torch_accelerator.launch import Launch, why_no_triton
@@ -15,10 +19,20 @@ def triton_ops(launch: Launch) -> list[OpImpl]:
     if why_no_triton():
         return []
     from inferplane_kernels_triton.activation import silu_and_mul
+    from inferplane_kernels_triton.moe_experts import fused_experts
+    from inferplane_kernels_triton.moe_routing import topk_softmax
     from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
     from inferplane_kernels_triton.rotary import rotary
 
-    return [
-        OpImpl(fn.__name__, partial(fn, pdl=launch.pdl), PROVIDER, priority=10)
-        for fn in (rms_norm, add_rms_norm, rotary, silu_and_mul)
-    ]
+    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, fused_experts)
+    return [OpImpl(kernel.__name__, _launched(kernel, launch), PROVIDER, priority=10) for kernel in kernels]
+
+
+def _launched(kernel: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """The kernel, launched as the device of its first argument allows."""
+
+    @wraps(kernel)
+    def call(first: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return kernel(first, *args, **options, pdl=launch.pdl(first.device))
+
+    return call

@@ -11,7 +11,7 @@ import torch
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
 from inferplane_torch_accelerator.kv_layout import allocate
-from inferplane_torch_accelerator.launch import Launch, why_no_triton
+from inferplane_torch_accelerator.launch import Config, Launch, why_no_triton
 
 if TYPE_CHECKING:
     from inferplane_kernels_triton.decode_attention import DecodeWorkspace
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
+MAX_MEASURED_HEAD_DIM = 128
+USUAL_LENGTH = 1024
+"""Of a sequence, where a graph has to hold for any: it decides how a kernel is launched, not what it computes."""
 
 
 @dataclass
@@ -32,8 +35,8 @@ class StepMetadata:
     """Tokens of the longest sequence, or an upper bound."""
     num_splits: dict[int, int] = field(default_factory=dict)
     """Into how many parts a sequence is cut, by the number of KV heads."""
-    config: Any = None
-    """How the kernel is launched, once the first layer has asked."""
+    configs: dict[int, Any] = field(default_factory=dict)
+    """How the kernel is launched, by head size, once a layer has asked."""
 
 
 class TritonAttention(AttentionBackend):
@@ -85,7 +88,7 @@ class TritonAttention(AttentionBackend):
     ) -> torch.Tensor:
         from inferplane_kernels_triton.kv_store import store_kv
 
-        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=self.launch.pdl)
+        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=self.launch.pdl(k.device))
         return self._attend(layer, q, kv, metadata, sinks)
 
     def rotary_forward(
@@ -112,7 +115,7 @@ class TritonAttention(AttentionBackend):
             cos_sin,
             layer.num_heads,
             qk_norm=qk_norm,
-            pdl=self.launch.pdl,
+            pdl=self.launch.pdl(qkv.device),
         )
         return self._attend(layer, q, kv, metadata, sinks)
 
@@ -143,10 +146,7 @@ class TritonAttention(AttentionBackend):
         )
 
         inputs, num_kv_heads = metadata.inputs, layer.num_kv_heads
-        if metadata.config is None:
-            shape = (inputs.num_reqs, metadata.longest)
-            default = DecodeConfig.default(q.dtype)
-            metadata.config = self.launch.config("decode_attention", shape, default, q)
+        config = self._config("decode_attention", DecodeConfig.default(q.dtype), layer, q, metadata)
         num_splits = metadata.num_splits.get(num_kv_heads)
         if num_splits is None:
             num_splits = choose_num_splits(
@@ -165,8 +165,8 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            config=metadata.config,
-            pdl=self.launch.pdl,
+            config=config,
+            pdl=self.launch.pdl(q.device),
         )
 
     def _prefill(
@@ -180,10 +180,7 @@ class TritonAttention(AttentionBackend):
         from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 
         inputs = metadata.inputs
-        if metadata.config is None:
-            shape = (inputs.num_reqs, metadata.longest)
-            default = PrefillConfig.default(q.dtype)
-            metadata.config = self.launch.config("prefill_attention", shape, default, q)
+        config = self._config("prefill_attention", PrefillConfig.default(q.dtype), layer, q, metadata)
         return prefill_attention(
             q,
             kv[0],
@@ -195,9 +192,26 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            config=metadata.config,
-            pdl=self.launch.pdl,
+            config=config,
+            pdl=self.launch.pdl(q.device),
         )
+
+    def _config(
+        self,
+        kernel: str,
+        default: Config,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        metadata: StepMetadata,
+    ) -> Config:
+        """As measured, which was done with heads up to a size: tiles of larger ones may not fit on a processor."""
+        if layer.head_dim > MAX_MEASURED_HEAD_DIM:
+            return default
+        if layer.head_dim not in metadata.configs:
+            shape = (metadata.inputs.num_reqs, min(metadata.longest, USUAL_LENGTH))
+            metadata.configs[layer.head_dim] = self.launch.config(kernel, shape, default, q)
+        config: Config = metadata.configs[layer.head_dim]
+        return config
 
     def _workspace(self, layer: AttentionLayer, device: torch.device) -> DecodeWorkspace:
         """Large enough for any batch: the parts of all requests together are twice the processors at most."""

@@ -1,0 +1,80 @@
+"""Which kernel multiplies a plain weight by how many rows, as far as it was measured on such a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from inferplane_kernels_triton.matvec import MatvecConfig
+from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, MatmulConfig, MatmulWorkspace
+from inferplane_torch_accelerator.launch import Launch
+
+MANY_ROWS = 1024
+"""From so many rows on a product is bound by arithmetic, and the library's choice of tiles matters."""
+
+_FEW_ROWS = tuple(2**power for power in range(1, MAX_TOKENS.bit_length()))
+
+
+@dataclass(frozen=True)
+class ManyRowsConfig:
+    """Into how many products one is cut, where the library multiplies the parts faster."""
+
+    row_parts: int = 1
+    """Of the rows of x."""
+    column_parts: int = 1
+    """Of the results, as gate and up."""
+
+
+@dataclass(frozen=True)
+class FewRowsChoice:
+    config: MatmulConfig
+    workspace: MatmulWorkspace | None
+
+
+def for_one_row(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> MatvecConfig:
+    kernel = "matvec_gated" if is_gated else "matvec"
+    return launch.config(kernel, (weight.shape[0], weight.shape[1]), MatvecConfig(), weight)
+
+
+def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dict[int, FewRowsChoice]:
+    """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library.
+
+    Shapes that were not measured are the library's.
+    """
+    kernel = "skinny_matmul_gated" if is_gated else "skinny_matmul"
+    choices = {}
+    for rows in _FEW_ROWS:
+        config = launch.measured(kernel, (rows, *weight.shape), MatmulConfig(), weight)
+        if config is not None:
+            space = _workspace(weight.device, len(weight), config.splits) if config.splits > 1 else None
+            choices[rows] = FewRowsChoice(config, space)
+    return choices
+
+
+def for_many_rows(weight: torch.Tensor, launch: Launch) -> ManyRowsConfig | None:
+    """None where one product is as fast as any, or nothing was measured."""
+    return launch.measured("many_rows", tuple(weight.shape), ManyRowsConfig(), weight)
+
+
+def multiply_in_parts(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ManyRowsConfig
+) -> torch.Tensor:
+    """``x @ weight.T + bias``, part by part into one result."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    weights = weight.chunk(config.column_parts)
+    biases = [None] * len(weights) if bias is None else bias.chunk(config.column_parts)
+    for rows, out_rows in zip(x.chunk(config.row_parts), out.chunk(config.row_parts)):
+        for part, part_bias, target in zip(weights, biases, out_rows.chunk(config.column_parts, dim=1)):
+            if part_bias is None:
+                torch.mm(rows, part.t(), out=target)
+            else:
+                torch.addmm(part_bias, rows, part.t(), out=target)
+    return out
+
+
+@cache
+def _workspace(device: torch.device, out_features: int, splits: int) -> MatmulWorkspace:
+    """One for all layers of a shape: their products run one after another, in graphs as well."""
+    return MatmulWorkspace.allocate(MAX_TOKENS, out_features, splits, device)
