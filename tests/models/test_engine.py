@@ -19,6 +19,7 @@ from families import FAMILIES
 from inferplane import LLM, RequestOutput
 from inferplane.engine.kv_grouping import group_layers
 from inferplane.engine.kv_sizing import bytes_per_request
+from inferplane.layers import state_mixer
 from inferplane.models.registry import build_model
 from model_harness import make_context, read_config
 from offline import assert_idle, greedy, open_llm
@@ -36,7 +37,7 @@ def prompts() -> list[list[int]]:
 
 def tight_pool_bytes(folder: Path) -> int:
     """Of a pool that holds one sequence of the longest length and no second one."""
-    layers = build_model(make_context(read_config(folder), max_model_len=MAX_LEN)).attention_layers()
+    layers = build_model(make_context(read_config(folder), max_model_len=MAX_LEN)).kv_layers()
     specs = {layer.name: replace(layer.spec, block_size=16) for layer in layers}
     groups = group_layers(specs, MAX_LEN, MAX_STEP_TOKENS)
     return bytes_per_request(groups, MAX_LEN, MAX_STEP_TOKENS)
@@ -45,6 +46,12 @@ def tight_pool_bytes(folder: Path) -> int:
 def complete(llm: LLM, num_tokens: int) -> list[RequestOutput]:
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     return llm.generate(inputs, greedy(num_tokens, logprobs=0), use_tqdm=False)
+
+
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of states, so that requests as short as here pass some."""
+    monkeypatch.setattr(state_mixer, "CHECKPOINT_TOKENS", 16)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,6 +16,8 @@ from model_harness import PromptRun, load_tiny, run_ranks
 
 RELATIVE_TOLERANCE = 1e-4
 """Of the largest logit."""
+ON_ONE_RANK = ("mamba2", "granite_hybrid")
+"""Families with layers that are not split; `core/tests/layers/test_ssm.py` shows the refusal."""
 LENGTHS = (1, 17, 40, 90)
 
 
@@ -46,7 +48,7 @@ def test_logits_equal_those_of_transformers(family: str, tiny_model: Callable[[s
         assert_close(run.logits(prompts(), chunk), expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ON_ONE_RANK])
 def test_two_ranks_together_equal_one_alone(family: str, tiny_model: Callable[[str], Path]):
     folder = tiny_model(family)
     alone = PromptRun(load_tiny(folder)).logits(prompts())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
+from inferplane.api.state import StateLayer, allocate_states, state_rounds
 from inferplane.config import CacheConfig, DeviceConfig, EngineConfig, LoadConfig, ModelConfig
 from inferplane.models.hf_config import usual_form
 from inferplane.models.registry import build_model
@@ -63,7 +64,6 @@ class GatherAttention(AttentionBackend):
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         slots = num_blocks * layer.spec.block_size
-        # not a number, so that a slot read before it is written shows
         return torch.full(
             (2, slots, layer.num_kv_heads, layer.head_dim), torch.nan, dtype=dtype, device=device
         )
@@ -183,30 +183,38 @@ class PromptRun:
     @torch.inference_mode()
     def logits(self, prompts: Sequence[Sequence[int]], chunk: int | None = None) -> list[torch.Tensor]:
         """``[len(prompt), vocab_size]`` for each; with ``chunk`` each step takes so many tokens of every prompt."""
-        layers = self.model.attention_layers()
+        layers = self.model.kv_layers()
         num_blocks = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
         ids = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1)).int()
         tables = torch.nn.utils.rnn.pad_sequence(ids.split(num_blocks), batch_first=True)
-        kv = {
-            layer.name: GatherAttention.allocate_kv(
-                layer, len(ids), getattr(torch, layer.spec.dtype), torch.device("cpu")
-            )
-            for layer in layers
-        }
+        kv = {layer.name: _allocate(layer, len(ids)) for layer in layers}
+        with_state = {layer.name for layer in self.model.state_layers()}
         parts: list[list[torch.Tensor]] = [[] for _ in prompts]
         size = chunk or max(map(len, prompts))
         for start in range(0, max(map(len, prompts)), size):
             members = [index for index, prompt in enumerate(prompts) if start < len(prompt)]
             pieces = [prompts[index][start : start + size] for index in members]
-            batch = _batch(pieces, start, tables[members], kv)
+            batch = _batch(pieces, start, tables[members], kv, with_state)
             logits = self.model.compute_logits(self.model(batch))
             for index, rows in zip(members, logits.split([len(piece) for piece in pieces])):
                 parts[index].append(rows)
         return [torch.cat(rows) for rows in parts]
 
 
+def _allocate(layer: AttentionLayer | StateLayer, num_blocks: int) -> torch.Tensor:
+    """Not a number, so that what is read before it is written shows."""
+    device = torch.device("cpu")
+    if isinstance(layer, StateLayer):
+        return allocate_states(layer.spec, num_blocks, device).fill_(255)
+    return GatherAttention.allocate_kv(layer, num_blocks, getattr(torch, layer.spec.dtype), device)
+
+
 def _batch(
-    pieces: Sequence[Sequence[int]], start: int, tables: torch.Tensor, kv: Mapping[str, torch.Tensor]
+    pieces: Sequence[Sequence[int]],
+    start: int,
+    tables: torch.Tensor,
+    kv: Mapping[str, torch.Tensor],
+    with_state: Collection[str],
 ) -> ForwardBatch:
     lens = [len(piece) for piece in pieces]
     ends = [start + num for num in lens]
@@ -222,12 +230,13 @@ def _batch(
         slot_mapping=torch.cat(slots),
         block_size=BLOCK_SIZE,
     )
+    rounds = state_rounds(inputs)
     return ForwardBatch(
         token_ids=torch.tensor([token for piece in pieces for token in piece]),
         positions=torch.cat([torch.arange(start, end) for end in ends]),
         logits_rows=torch.arange(sum(lens)),
         kv=kv,
-        metadata=dict.fromkeys(kv, inputs),
+        metadata={name: rounds if name in with_state else inputs for name in kv},
     )
 
 

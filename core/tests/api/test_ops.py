@@ -136,7 +136,11 @@ def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) ->
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
     got, want, repeated = (op.reference(*arguments) for arguments in (inputs, wide, again))
     relative, absolute = op.tolerances[dtype]
-    dtypes = {"topk_softmax": (torch.float32, torch.int32)}.get(op.name, (dtype, dtype))
+    dtypes = {
+        "topk_softmax": (torch.float32, torch.int32),
+        "ssm_scan": (dtype, torch.float32),
+        "gated_delta_rule": (dtype, torch.float32),
+    }.get(op.name, (dtype, dtype))
     results = (r if isinstance(r, tuple) else (r,) for r in (got, want, repeated))
     for one, other, same, result_dtype in zip(*results, dtypes):
         assert one.dtype == result_dtype

@@ -9,12 +9,14 @@ import torch
 from inferplane.api.attention import AttentionInputs
 from inferplane.api.kv import MambaSpec
 from inferplane.api.ops import OPS
-from inferplane.api.state import StateSegments, allocate_states, state_segments, state_views
+from inferplane.api.state import StateRound, allocate_states, refresh_rounds, state_rounds, state_views
 
 
-def segments_of(spans: list[tuple[int, int]], table: list[list[int]], block_size: int) -> StateSegments:
+def inputs_of(
+    spans: list[tuple[int, int]], table: list[list[int]], block_size: int, for_graph: bool = False
+) -> AttentionInputs:
     lens, ends = [end - start for start, end in spans], [end for _, end in spans]
-    inputs = AttentionInputs(
+    return AttentionInputs(
         num_reqs=len(spans),
         num_tokens=sum(lens),
         query_lens_host=lens,
@@ -24,18 +26,38 @@ def segments_of(spans: list[tuple[int, int]], table: list[list[int]], block_size
         block_table=torch.tensor(table, dtype=torch.int32),
         slot_mapping=torch.zeros(0, dtype=torch.int64),
         block_size=block_size,
+        for_graph=for_graph,
     )
-    return state_segments(inputs)
 
 
-def test_segments_end_where_blocks_are_full() -> None:
-    spans = [(0, 9), (4, 5), (7, 8), (3, 4)]
-    segments = segments_of(spans, [[5, 6, 7], [8, 9, 0], [1, 2, 0], [3, 0, 0]], 4)
-    #                 0-4 4-8 8-9 | 4-5 | 7-8 | 3-4
-    assert segments.starts.tolist() == [0, 4, 8, 9, 10, 11, 12]
-    assert segments.reads.tolist() == [5, 5, 6, 8, 2, 3]
-    assert segments.writes.tolist() == [5, 6, 7, 9, 2, 3]
-    assert segments.is_first.tolist() == [True, False, False, False, False, False]
+def shown(rounds: tuple[StateRound, ...]) -> list[tuple[list, list, list, list]]:
+    return [
+        (each.rows.tolist(), each.reads.tolist(), each.writes.tolist(), each.is_first.tolist())
+        for each in rounds
+    ]
+
+
+def test_segments_end_where_blocks_are_full_and_wait_for_those_before_them() -> None:
+    spans = [(0, 9), (4, 5), (7, 8), (3, 4), (0, 4)]
+    table = [[5, 6, 7], [8, 9, 0], [1, 2, 0], [3, 0, 0], [4, 0, 0]]
+    #        0-4 4-8 8-9 | 4-5 | 7-8 | 3-4 | 0-4
+    assert shown(state_rounds(inputs_of(spans, table, 4))) == [
+        ([[9], [10], [11]], [8, 2, 3], [9, 2, 3], [False] * 3),
+        ([[0, 1, 2, 3], [12, 13, 14, 15]], [5, 4], [5, 4], [True, True]),
+        ([[4, 5, 6, 7]], [5], [6], [False]),
+        ([[8]], [6], [7], [False]),
+    ]
+
+
+def test_a_recorded_round_is_what_the_tensors_say_now() -> None:
+    table = [[5, 6, 7], [8, 9, 0], [1, 2, 0]]
+    recorded = inputs_of([(11, 12)] * 3, table, 4, for_graph=True)
+    rounds = state_rounds(recorded)
+    spans = [(4, 5), (0, 1), (7, 8)]
+    recorded.seq_lens.copy_(torch.tensor([end for _, end in spans]))
+    recorded.block_table.copy_(torch.tensor([[2, 3, 0], [4, 0, 0], [5, 6, 0]]))
+    refresh_rounds(rounds, recorded)
+    assert shown(rounds) == shown(state_rounds(inputs_of(spans, [[2, 3, 0], [4, 0, 0], [5, 6, 0]], 4)))
 
 
 def test_states_of_several_tensors_lie_in_one_piece_and_do_not_overlap() -> None:
@@ -63,14 +85,14 @@ def test_the_convolution_by_hand() -> None:
     )
     states = torch.full((4, 3, 3), math.nan)
     outs = []
-    for start, end in [(0, 6), (6, 7), (7, 10)]:
-        about = segments_of([(start, end)], [[2, 0, 3]], 4)
-        out, same = OPS["causal_conv1d"].reference(
-            x[start:end], weight, bias, states, about.starts, about.reads, about.writes, about.is_first
-        )
-        assert same is states
-        outs.append(out)
-    got = torch.cat(outs)
+    for span in [(0, 6), (6, 7), (7, 10)]:
+        for each in state_rounds(inputs_of([span], [[2, 0, 3]], 4)):
+            out, same = OPS["causal_conv1d"].reference(
+                x[each.rows + span[0]], weight, bias, states, each.reads, each.writes, each.is_first
+            )
+            assert same is states
+            outs.append(out)
+    got = torch.cat(outs, dim=1)[0]
     for token in range(10):
         for channel in range(3):
             want = float(bias[channel])
@@ -94,13 +116,13 @@ def test_the_scan_by_hand() -> None:
     decay = -torch.rand(heads, generator=g)
     states = torch.full((4, heads, head_dim, size), math.nan)
     outs = []
-    for start, end in [(0, 130), (130, 131), (131, 150)]:
-        about = segments_of([(start, end)], [[3, 1]], 100)
-        out, _ = OPS["ssm_scan"].reference(
-            x[start:end], steps[start:end], decay, b[start:end], c[start:end], states,
-            about.starts, about.reads, about.writes, about.is_first,
-        )  # fmt: skip
-        outs.append(out)
+    for span in [(0, 130), (130, 131), (131, 150)]:
+        for each in state_rounds(inputs_of([span], [[3, 1]], 100)):
+            rows = each.rows + span[0]
+            out, _ = OPS["ssm_scan"].reference(
+                x[rows], steps[rows], decay, b[rows], c[rows], states, each.reads, each.writes, each.is_first
+            )
+            outs.append(out[0])
     state = torch.zeros(heads, head_dim, size, dtype=torch.float64)
     for token in range(num_tokens):
         for head in range(heads):
@@ -113,4 +135,38 @@ def test_the_scan_by_hand() -> None:
         if token == 99:
             torch.testing.assert_close(states[3].double(), state, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(states[1].double(), state, rtol=1e-4, atol=1e-4)
+    assert states[[0, 2]].isnan().all()
+
+
+def test_the_delta_rule_by_hand() -> None:
+    """Longer than a chunk, in three steps, one token after another in float64."""
+    g = torch.Generator().manual_seed(0)
+    num_tokens, heads, key_heads, key_dim, value_dim = 150, 4, 2, 5, 3
+    q, k = (torch.randn(num_tokens, key_heads, key_dim, generator=g) for _ in range(2))
+    v = torch.randn(num_tokens, heads, value_dim, generator=g)
+    log_decay, beta = (torch.rand(num_tokens, heads, generator=g) for _ in range(2))
+    log_decay = -log_decay
+    states = torch.full((4, heads, key_dim, value_dim), math.nan)
+    outs = []
+    for span in [(0, 130), (130, 131), (131, 150)]:
+        for each in state_rounds(inputs_of([span], [[3, 1]], 100)):
+            rows = each.rows + span[0]
+            out, _ = OPS["gated_delta_rule"].reference(
+                q[rows], k[rows], v[rows], log_decay[rows], beta[rows], states,
+                each.reads, each.writes, each.is_first,
+            )  # fmt: skip
+            outs.append(out[0])
+    state = torch.zeros(heads, key_dim, value_dim, dtype=torch.float64)
+    for token in range(num_tokens):
+        for head in range(heads):
+            query, key = (each[token, head // 2].double() for each in (q, k))
+            query, key = query / query.norm() / key_dim**0.5, key / key.norm()
+            decayed = state[head] * math.exp(log_decay[token, head])
+            missing = v[token, head].double() - key @ decayed
+            state[head] = decayed + torch.outer(key, beta[token, head].double() * missing)
+            got = torch.cat(outs)[token, head].double()
+            torch.testing.assert_close(got, query @ state[head], rtol=1e-4, atol=1e-5)
+        if token == 99:
+            torch.testing.assert_close(states[3].double(), state, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states[1].double(), state, rtol=1e-4, atol=1e-5)
     assert states[[0, 2]].isnan().all()

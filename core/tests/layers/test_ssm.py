@@ -9,9 +9,9 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer as Theirs
 
 from inferplane.api.attention import AttentionInputs
 from inferplane.api.model import ForwardBatch
-from inferplane.api.state import allocate_states, state_segments
+from inferplane.api.state import allocate_states, state_rounds
 from inferplane.config import ConfigError
-from inferplane.layers import ssm
+from inferplane.layers import ssm, state_mixer
 from inferplane.layers.layer import walk_layers
 from model_harness import make_context, run_ranks
 
@@ -22,8 +22,8 @@ TABLE = torch.tensor([[7, 3, 9, 1, 0, 10], [2, 8, 5, 0, 0, 0]], dtype=torch.int3
 
 
 @pytest.fixture
-def mixers(monkeypatch: pytest.MonkeyPatch) -> tuple[ssm.Mamba2Mixer, Theirs]:
-    monkeypatch.setattr(ssm, "CHECKPOINT_TOKENS", 4)
+def mixers(monkeypatch: pytest.MonkeyPatch) -> tuple[ssm.StateSpaceMixer, Theirs]:
+    monkeypatch.setattr(state_mixer, "CHECKPOINT_TOKENS", 4)
     torch.manual_seed(0)
     theirs = Theirs(
         Mamba2Config(
@@ -35,7 +35,7 @@ def mixers(monkeypatch: pytest.MonkeyPatch) -> tuple[ssm.Mamba2Mixer, Theirs]:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    ours = ssm.Mamba2Mixer(make_context(CONFIG), "mixer", 24, bias=True, **SHAPE)
+    ours = ssm.StateSpaceMixer(make_context(CONFIG), "mixer", 24, bias=True, **SHAPE)
     tensors = theirs.state_dict()
     layers = list(walk_layers(ours))
     slots = [slot for layer in layers for slot in layer.weight_slots()]
@@ -59,7 +59,7 @@ def mixers(monkeypatch: pytest.MonkeyPatch) -> tuple[ssm.Mamba2Mixer, Theirs]:
 )
 @torch.inference_mode()
 def test_it_equals_transformers_in_any_steps(
-    mixers: tuple[ssm.Mamba2Mixer, Theirs], steps: list[list[tuple[int, int]]]
+    mixers: tuple[ssm.StateSpaceMixer, Theirs], steps: list[list[tuple[int, int]]]
 ) -> None:
     ours, theirs = mixers
     hidden = [torch.randn(length, 24) for length in LENGTHS]
@@ -83,7 +83,7 @@ def test_it_equals_transformers_in_any_steps(
         none = torch.zeros(0, dtype=torch.int64)
         batch = ForwardBatch(
             token_ids=none, positions=none, logits_rows=none,
-            kv={"mixer": memory}, metadata={"mixer": state_segments(inputs)},
+            kv={"mixer": memory}, metadata={"mixer": state_rounds(inputs)},
         )  # fmt: skip
         for index, rows in enumerate(ours(x, batch).split(lens)):
             parts[index].append(rows)
@@ -96,4 +96,4 @@ def test_it_equals_transformers_in_any_steps(
 
 def test_there_is_one_state_without_checkpoints_and_no_second_rank() -> None:
     with pytest.raises(ConfigError, match="state-space layers run on one rank, not 2"):
-        run_ranks(2, lambda comm: ssm.Mamba2Mixer(make_context(CONFIG, comm=comm), "m", 24, **SHAPE))
+        run_ranks(2, lambda comm: ssm.StateSpaceMixer(make_context(CONFIG, comm=comm), "m", 24, **SHAPE))

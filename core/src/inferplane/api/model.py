@@ -56,7 +56,7 @@ class ForwardBatch:
     """KV tensor of each attention layer by name; of a state layer what `inferplane.api.state.state_views` takes."""
     metadata: Mapping[str, Any]
     """What the layer's backend built for this step, by layer name (one object for all layers of a group); of a state
-    layer its `StateSegments`."""
+    layer its `StateRound`s."""
 
 
 class Model(torch.nn.Module, ABC):

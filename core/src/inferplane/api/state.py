@@ -22,16 +22,15 @@ class StateLayer:
 
 
 @dataclass(frozen=True)
-class StateSegments:
-    """The tokens of a step, cut where a request changes and where a block of its states is full.
+class StateRound:
+    """Segments of one length, none of which needs what another of them leaves.
 
-    Segment i is the rows ``starts[i]`` to ``starts[i + 1]``. It goes on from the state in block ``reads[i]``, or from
-    none where ``is_first[i]``, and leaves the state after it in block ``writes[i]``, which may be the same block. What
-    an earlier segment of the request wrote is what its next one reads, so they run in order.
+    Segment i is the rows ``rows[i]`` of the step. It goes on from the state in block ``reads[i]``, or from none where
+    ``is_first[i]``, and leaves the state after it in block ``writes[i]``, which may be the same block.
     """
 
-    starts: torch.Tensor
-    """[num_segments + 1] int32"""
+    rows: torch.Tensor
+    """[num_segments, length] int64"""
     reads: torch.Tensor
     """[num_segments] int64"""
     writes: torch.Tensor
@@ -40,28 +39,62 @@ class StateSegments:
     """[num_segments] bool"""
 
 
-def state_segments(inputs: AttentionInputs) -> StateSegments:
-    """Of a group of state layers, on the device of the inputs."""
+def state_rounds(inputs: AttentionInputs) -> tuple[StateRound, ...]:
+    """The tokens of a step, cut into segments where a request changes and where a block of its states is full.
+
+    Rounds run in order: what a segment of a request leaves is what its next one starts from, in a later round. If there
+    is one round only, its rows are those of the step in their order. All on the device of the inputs, which are of a
+    group of state layers.
+    """
     import torch
 
+    if inputs.for_graph:
+        return (_decode_round(inputs),)
     size, device = inputs.block_size, inputs.block_table.device
-    starts, requests, reads, writes, is_first = [0], [], [], [], []
+    segments: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    row = 0
     for request, (query_len, end) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
-        at = end - query_len
+        at, number = end - query_len, 0
         while at < end:
             until = min(end, (at // size + 1) * size)
-            starts.append(starts[-1] + until - at)
-            requests.append(request)
-            reads.append(max(at - 1, 0) // size)
-            writes.append((until - 1) // size)
-            is_first.append(at == 0)
-            at = until
-    rows, from_index, to_index = torch.tensor([requests, reads, writes], device=device)
-    return StateSegments(
-        starts=torch.tensor(starts, dtype=torch.int32, device=device),
-        reads=inputs.block_table[rows, from_index].long(),
-        writes=inputs.block_table[rows, to_index].long(),
-        is_first=torch.tensor(is_first, device=device),
+            segment = (row, request, max(at - 1, 0) // size, (until - 1) // size, at == 0)
+            segments.setdefault((number, until - at), []).append(segment)
+            row, at, number = row + until - at, until, number + 1
+    rounds = []
+    for (_, length), members in sorted(segments.items()):
+        first_rows, requests, reads, writes, is_first = torch.tensor(list(zip(*members)), device=device)
+        rounds.append(
+            StateRound(
+                rows=first_rows.unsqueeze(1) + torch.arange(length, device=device),
+                reads=inputs.block_table[requests, reads].long(),
+                writes=inputs.block_table[requests, writes].long(),
+                is_first=is_first.bool(),
+            )
+        )
+    return tuple(rounds)
+
+
+def refresh_rounds(rounds: tuple[StateRound, ...], inputs: AttentionInputs) -> None:
+    """Brings what `state_rounds` made for a graph to what the persistent tensors of ``inputs`` hold now."""
+    [kept], now = rounds, _decode_round(inputs)
+    kept.reads.copy_(now.reads)
+    kept.writes.copy_(now.writes)
+    kept.is_first.copy_(now.is_first)
+
+
+def _decode_round(inputs: AttentionInputs) -> StateRound:
+    """One token for each request, of lengths that only the device knows."""
+    import torch
+
+    last = inputs.seq_lens.long() - 1
+    table, size = inputs.block_table.long(), inputs.block_size
+    return StateRound(
+        rows=torch.arange(inputs.num_reqs, device=last.device).unsqueeze(1),
+        reads=table.gather(1, (last - 1).clamp(min=0).div(size, rounding_mode="floor").unsqueeze(1)).squeeze(
+            1
+        ),
+        writes=table.gather(1, last.div(size, rounding_mode="floor").unsqueeze(1)).squeeze(1),
+        is_first=last == 0,
     )
 
 

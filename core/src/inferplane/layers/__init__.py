@@ -3,6 +3,7 @@
 from inferplane.layers.activation import GatedActivation
 from inferplane.layers.attention import Attention
 from inferplane.layers.block import ParallelBlock, SequentialBlock
+from inferplane.layers.delta_net import DeltaHeads, GatedDeltaNet
 from inferplane.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
 from inferplane.layers.experts import Experts, SeparateExperts, StackedExperts
 from inferplane.layers.latent_attention import LatentAttention, LatentShape
@@ -21,15 +22,19 @@ from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQK
 from inferplane.layers.rope import RotaryEmbedding
 from inferplane.layers.router import Router, Routing
 from inferplane.layers.self_attention import SelfAttention
-from inferplane.layers.ssm import Mamba2Mixer
+from inferplane.layers.ssm import StateSpaceMixer
+from inferplane.layers.state_mixer import CausalConvolution, StateMixer
 
 __all__ = [
     "AllHeadsRMSNorm",
     "Attention",
+    "CausalConvolution",
     "ColumnParallelLinear",
+    "DeltaHeads",
     "Experts",
     "FusedQKV",
     "GatedActivation",
+    "GatedDeltaNet",
     "GatedMLP",
     "Heads",
     "LatentAttention",
@@ -37,7 +42,6 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
-    "Mamba2Mixer",
     "MLP",
     "MergedColumnParallelLinear",
     "Norm",
@@ -57,6 +61,8 @@ __all__ = [
     "SequentialBlock",
     "SparseMoE",
     "StackedExperts",
+    "StateMixer",
+    "StateSpaceMixer",
     "VocabParallelEmbedding",
     "WeightSlot",
     "walk_layers",

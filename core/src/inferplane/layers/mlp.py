@@ -14,7 +14,7 @@ from inferplane.layers.norm import Norm, RMSNorm
 class GatedMLP(Layer):
     """``down(act(gate(x)) * up(x))``, with ``gate_proj``, ``up_proj`` and ``down_proj`` below ``prefix``.
 
-    With ``fused_name`` gate and up are one matrix of that name, the gate first.
+    With ``fused_name`` gate and up are one matrix of that name, the gate first; ``down_name`` is the last one's name.
     """
 
     def __init__(
@@ -27,6 +27,7 @@ class GatedMLP(Layer):
         bias: bool = False,
         activation: str = "silu",
         fused_name: str | None = None,
+        down_name: str = "down_proj",
     ) -> None:
         self.gate_up_proj = MergedColumnParallelLinear(
             ctx,
@@ -38,7 +39,7 @@ class GatedMLP(Layer):
         )
         self.act = GatedActivation(ctx, activation)
         self.down_proj = RowParallelLinear(
-            ctx, f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias
+            ctx, f"{prefix}.{down_name}", intermediate_size, hidden_size, bias=bias
         )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

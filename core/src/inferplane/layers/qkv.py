@@ -44,6 +44,8 @@ class QKVParallelLinear(Linear):
     The output is ``[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`` with the attributes ``num_heads`` and
     ``num_kv_heads``, which count this rank's. With fewer KV heads than ranks each is kept by several.
 
+    With ``has_gate`` the checkpoint has behind each head of q as many rows again, a gate; all gates come first here.
+
     Checkpoints that turn neighbouring dimensions as a pair say so with ``interleaved_dim``, the number of leading
     dimensions that are turned: rows of q and k are put in the order of the other convention, where a pair is half of
     these dimensions apart. A product of q and k does not depend on the order.
@@ -60,16 +62,21 @@ class QKVParallelLinear(Linear):
         bias: bool = False,
         interleaved_dim: int = 0,
         is_transposed: bool = False,
+        has_gate: bool = False,
     ) -> None:
         q_heads = even_share(heads.num_heads, ctx.comm, f"{prefix}: number of attention heads")
         kv_heads = kv_head_share(heads.num_kv_heads, ctx.comm, f"{prefix}: number of KV heads")
         outputs: Mapping[str, Share | Rows]
         if isinstance(tensors, FusedQKV):
+            if has_gate:
+                raise ValueError(f"{prefix}: gates are known of separate matrices only")
             rows = _fused_rows(heads, q_heads, kv_heads, tensors.is_grouped, interleaved_dim)
             outputs = {f"{prefix}.{tensors.name}": rows}
         else:
             outputs = {
-                f"{prefix}.{tensors.q}": _separate_rows(q_heads, heads.head_dim, interleaved_dim),
+                f"{prefix}.{tensors.q}": _gated_rows(q_heads, heads.head_dim, interleaved_dim)
+                if has_gate
+                else _separate_rows(q_heads, heads.head_dim, interleaved_dim),
                 f"{prefix}.{tensors.k}": _separate_rows(kv_heads, heads.head_dim, interleaved_dim),
                 f"{prefix}.{tensors.v}": _separate_rows(kv_heads, heads.head_dim, 0),
             }
@@ -83,6 +90,13 @@ def _separate_rows(share: Share, head_dim: int, interleaved_dim: int) -> Share |
         return share.scaled(head_dim)
     places = torch.arange(share.start, share.start + share.size)
     return Rows(share.total * head_dim, _rows_of_heads(places, head_dim, interleaved_dim))
+
+
+def _gated_rows(share: Share, head_dim: int, interleaved_dim: int) -> Rows:
+    """The gates and then the queries of a matrix that has each head's query and gate one below the other."""
+    places = 2 * torch.arange(share.start, share.start + share.size)
+    queries = _rows_of_heads(places, head_dim, interleaved_dim)
+    return Rows(2 * share.total * head_dim, torch.cat([_rows_of_heads(places + 1, head_dim, 0), queries]))
 
 
 def _fused_rows(

@@ -21,7 +21,8 @@ class SelfAttention(Layer):
 
     ``rope`` is None where positions do not turn queries and keys. ``q_norm`` and ``k_norm`` take
     ``[num_tokens, heads, head_dim]``, before the rotation. ``output`` names the last projection below ``prefix``.
-    With ``has_sinks`` each head has a learned logit, ``prefix.sinks``, that takes its share of the attention.
+    With ``has_sinks`` each head has a learned logit, ``prefix.sinks``, that takes its share of the attention. With
+    ``has_output_gate`` the projection to q has as many outputs again, whose sigmoid multiplies what attention gives.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SelfAttention(Layer):
         chunk: int | None = None,
         soft_cap: float | None = None,
         has_sinks: bool = False,
+        has_output_gate: bool = False,
     ) -> None:
         """``scale``, ``window``, ``chunk`` and ``soft_cap`` as in `Attention`."""
         head_dim = heads.head_dim
@@ -56,10 +58,12 @@ class SelfAttention(Layer):
             bias=qkv_bias,
             interleaved_dim=0 if rope is None else rope.interleaved_dim,
             is_transposed=is_transposed,
+            has_gate=has_output_gate,
         )
         num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self._split = (num_heads, num_kv_heads, num_kv_heads)
         self._head_shape = (-1, sum(self._split), head_dim)
+        self._gate_size = num_heads * head_dim if has_output_gate else 0
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.rope = rope
@@ -100,12 +104,18 @@ class SelfAttention(Layer):
         return self._attend(qkv, batch), residual
 
     def _attend(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        if not self._gate_size:
+            return self.o_proj(self._mixed(qkv, batch))
+        gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
+        return self.o_proj(self._mixed(qkv, batch) * gate.sigmoid())
+
+    def _mixed(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """``[num_tokens, num_heads * head_dim]``"""
         if self._fuses_rotary and self.rope is not None:
-            out = self.attention.rotary(qkv, batch, self.rope.table(), self._qk_norm())
-            return self.o_proj(out.flatten(1))
+            return self.attention.rotary(qkv, batch, self.rope.table(), self._qk_norm()).flatten(1)
         q, k, v = qkv.view(self._head_shape).split_with_sizes(self._split, 1)
         q, k = self.place(q, k, batch.positions)
-        return self.o_proj(self.attention(q, k, v, batch).flatten(1))
+        return self.attention(q, k, v, batch).flatten(1)
 
     def _qk_norm(self) -> QKNorm | None:
         """Both norms together, where each is of one head."""

@@ -21,6 +21,7 @@ class ModelFacts:
 
 
 _WINDOWED = ("FullAttentionSpec", "SlidingWindowSpec")
+_HYBRID = ("FullAttentionSpec", "MambaSpec")
 _TRAINED = ("random weights", "trained weights")
 
 CATALOG: Mapping[str, ModelFacts] = {
@@ -52,12 +53,16 @@ CATALOG: Mapping[str, ModelFacts] = {
     ),
     "GraniteForCausalLM": ModelFacts("Granite", ("multipliers",)),
     "GraniteMoeForCausalLM": ModelFacts("Granite", ("multipliers", "experts")),
+    "GraniteMoeHybridForCausalLM": ModelFacts(
+        "Granite", ("state-space layers", "multipliers", "experts", "shared experts"), _HYBRID, _TRAINED
+    ),
     "Llama4ForCausalLM": ModelFacts(
         "Llama",
         ("chunks", "layers without positions", "experts", "shared experts"),
         ("ChunkedLocalSpec", "FullAttentionSpec"),
     ),
     "LlamaForCausalLM": ModelFacts("Llama", tested=_TRAINED),
+    "Mamba2ForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
     "MistralForCausalLM": ModelFacts("Llama", ("windows",), _WINDOWED),
     "MixtralForCausalLM": ModelFacts("Mixtral", ("windows", "experts"), _WINDOWED, _TRAINED),
     "Olmo2ForCausalLM": ModelFacts("OLMo", ("norms behind", "norms on q and k")),
@@ -68,6 +73,19 @@ CATALOG: Mapping[str, ModelFacts] = {
     "Qwen2MoeForCausalLM": ModelFacts("Qwen", ("windows", "experts", "shared experts"), _WINDOWED),
     "Qwen3ForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k"), _WINDOWED),
     "Qwen3MoeForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k", "experts"), _WINDOWED),
+    "Qwen3NextForCausalLM": ModelFacts(
+        "Qwen",
+        (
+            "delta-net layers",
+            "gated attention",
+            "partial rotary",
+            "norms on q and k",
+            "experts",
+            "shared experts",
+        ),
+        ("FullAttentionSpec", "LinearAttentionSpec"),
+        _TRAINED,
+    ),
     "Starcoder2ForCausalLM": ModelFacts("StarCoder", ("windows", "no gate"), _WINDOWED),
 }
 """By Hugging Face architecture."""

@@ -22,7 +22,6 @@ from inferplane.layers import (
     Experts,
     GatedMLP,
     Layer,
-    Mamba2Mixer,
     Norm,
     ParallelLMHead,
     RMSNorm,
@@ -33,6 +32,7 @@ from inferplane.layers import (
     SeparateExperts,
     SequentialBlock,
     StackedExperts,
+    StateMixer,
     VocabParallelEmbedding,
     walk_layers,
 )
@@ -202,4 +202,4 @@ class Decoder(Model):
         return [layer.description for layer in walk_layers(self) if isinstance(layer, Attention)]
 
     def state_layers(self) -> list[StateLayer]:
-        return [layer.description for layer in walk_layers(self) if isinstance(layer, Mamba2Mixer)]
+        return [layer.description for layer in walk_layers(self) if isinstance(layer, StateMixer)]

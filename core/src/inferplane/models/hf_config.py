@@ -13,6 +13,7 @@ _USUAL_NAMES = {
     "n_positions": "max_position_embeddings",
     "rotary_pct": "partial_rotary_factor",
     "rotary_emb_base": "rope_theta",
+    "layers_block_type": "layer_types",
 }
 _OUTER = ("architectures", "quantization_config", "tie_word_embeddings", "dtype", "torch_dtype")
 
@@ -22,7 +23,7 @@ def usual_form(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
     Of a model that has more than text, what concerns the text is put in the place of the whole.
     """
-    config = dict(hf_config)
+    config = {key: _plain(value) for key, value in hf_config.items()}
     text = config.get("text_config")
     if isinstance(text, Mapping):
         config = {**{key: config[key] for key in _OUTER if key in config}, **text}
@@ -31,3 +32,12 @@ def usual_form(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         if name in config and config.get(usual) is None:
             config[usual] = config[name]
     return config
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON does not have are written as ``{"__float__": "Infinity"}``."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from inferplane.api.model import ForwardBatch
-from inferplane.layers import Heads, Layer, Mamba2Mixer, Norm
+from inferplane.layers import Heads, Layer, Norm, StateSpaceMixer
 from inferplane.models.decoder import Decoder, Names
-from inferplane.models.errors import ModelLoadError
 from inferplane.models.hf_fields import flag, positive_number, whole_number
 from inferplane.models.shape import Shape
+from inferplane.models.state_space import check_silu, step_limits
 
 
 class Mamba2Block(Layer):
     """Norm and mixer."""
 
-    def __init__(self, norm: Norm, mixer: Mamba2Mixer) -> None:
+    def __init__(self, norm: Norm, mixer: StateSpaceMixer) -> None:
         self.norm = norm
         self.mixer = mixer
 
@@ -48,10 +48,8 @@ class Mamba2ForCausalLM(Decoder):
 
     def make_block(self, prefix: str, index: int) -> Layer:
         hf, heads = self.hf, self.shape.heads
-        if (activation := hf.get("hidden_act", "silu")) != "silu":
-            raise ModelLoadError(f"hidden_act {activation!r} is not supported by this family; silu is")
-        low, high = hf.get("time_step_limit", (0.0, float("inf")))
-        mixer = Mamba2Mixer(
+        check_silu(hf)
+        mixer = StateSpaceMixer(
             self.ctx,
             f"{prefix}.mixer",
             self.shape.hidden_size,
@@ -63,6 +61,6 @@ class Mamba2ForCausalLM(Decoder):
             eps=self.shape.norm_eps,
             bias=flag(hf, "use_bias"),
             conv_bias=flag(hf, "use_conv_bias", True),
-            step_limits=(float(low), float(high)),
+            step_limits=step_limits(hf),
         )
         return Mamba2Block(self.make_norm(f"{prefix}.norm"), mixer)

@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = {
     "GptOssForCausalLM": "inferplane.models.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "inferplane.models.granite:GraniteForCausalLM",
     "GraniteMoeForCausalLM": "inferplane.models.granite:GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM": "inferplane.models.granite:GraniteMoeHybridForCausalLM",
     "Llama4ForCausalLM": "inferplane.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
     "Mamba2ForCausalLM": "inferplane.models.mamba2:Mamba2ForCausalLM",
@@ -44,6 +45,7 @@ BUILT_IN: Mapping[str, str] = {
     "Qwen2MoeForCausalLM": "inferplane.models.sparse:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "inferplane.models.llama:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "inferplane.models.sparse:Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM": "inferplane.models.qwen3_next:Qwen3NextForCausalLM",
     "Starcoder2ForCausalLM": "inferplane.models.gpt:Starcoder2ForCausalLM",
 }
 """``"module:Class"`` by the name in ``architectures`` of a Hugging Face configuration."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from inferplane.layers import Layer, ReplicatedLinear, Routing, SeparateExperts, SequentialBlock, SparseMoE
 from inferplane.models.hf_fields import flag, whole_number
@@ -36,6 +36,15 @@ class MixtralForCausalLM(MistralForCausalLM):
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     """With a shared expert behind a gate of its own."""
 
+    expert_defaults: ClassVar[Mapping[str, Any]] = {
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    }
+    """What a missing key means."""
+
     @staticmethod
     def read_shape(hf: Mapping[str, Any]) -> Shape:
         return read_shape(hf, kv_heads=16)
@@ -45,16 +54,21 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
         return self.self_attention(prefix, qkv_bias=bias, window=qwen_window(self.hf, index))
 
     def make_mlp(self, prefix: str, index: int) -> Layer:
-        num_experts = num_experts_of(self.hf, 60)
+        defaults = self.expert_defaults
+        num_experts = num_experts_of(self.hf, defaults["num_experts"])
         if not has_experts(self.hf, index, num_experts):
             return self.gated_mlp(prefix)
+
+        def number(key: str) -> int:
+            return whole_number(self.hf, key, defaults[key])
+
         routing = Routing(
             num_experts=num_experts,
-            top_k=whole_number(self.hf, "num_experts_per_tok", 4),
-            renormalize=flag(self.hf, "norm_topk_prob"),
+            top_k=number("num_experts_per_tok"),
+            renormalize=flag(self.hf, "norm_topk_prob", defaults["norm_topk_prob"]),
         )
-        inner = whole_number(self.hf, "moe_intermediate_size", 1408)
-        shared_inner = whole_number(self.hf, "shared_expert_intermediate_size", 5632)
+        inner = number("moe_intermediate_size")
+        shared_inner = number("shared_expert_intermediate_size")
         return SparseMoE(
             self.router(f"{prefix}.gate", routing),
             self.experts(SeparateExperts(f"{prefix}.experts"), routing, inner),

@@ -1,4 +1,4 @@
-"""Which layers look back on how many tokens."""
+"""Which layers look back on how many tokens, and which keep a state of them instead."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from inferplane.models.errors import ModelLoadError
 from inferplane.models.hf_fields import whole_number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+LINEAR = "linear_attention"
+"""Any layer with a state."""
+_OLDER_NAMES = {"mamba": LINEAR, "attention": FULL}
 
 
-def layer_type(hf: Mapping[str, Any], index: int, usual: str) -> str:
+def layer_type(
+    hf: Mapping[str, Any], index: int, usual: str, known: tuple[str, ...] = (FULL, SLIDING, CHUNKED)
+) -> str:
     """Of layer number ``index``; ``usual`` where the configuration has no ``layer_types``.
 
     Raises `ModelLoadError` for a list of another length than the model and for a type that is not known.
@@ -22,9 +27,15 @@ def layer_type(hf: Mapping[str, Any], index: int, usual: str) -> str:
     num_layers = whole_number(hf, "num_hidden_layers")
     if not isinstance(types, (list, tuple)) or len(types) != num_layers:
         raise ModelLoadError(f"layer_types should be a list of {num_layers} types, but is {types!r}")
-    if types[index] not in (FULL, SLIDING, CHUNKED):
-        raise ModelLoadError(f"layer_types[{index}] is {types[index]!r}; known: {FULL}, {SLIDING}, {CHUNKED}")
-    return types[index]
+    found = _OLDER_NAMES.get(str(types[index]), types[index])
+    if found not in known:
+        raise ModelLoadError(f"layer_types[{index}] is {types[index]!r}; known: {', '.join(known)}")
+    return found
+
+
+def mixer_type(hf: Mapping[str, Any], index: int, usual: str) -> str:
+    """FULL or LINEAR."""
+    return layer_type(hf, index, usual, known=(FULL, LINEAR))
 
 
 def full_every(hf: Mapping[str, Any], index: int, period: int) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
-from inferplane.api.state import StateLayer, StateSegments, allocate_states, state_segments
+from inferplane.api.state import StateLayer, StateRound, allocate_states, refresh_rounds, state_rounds
 
 
 class CacheKeeper(Protocol):
@@ -34,8 +34,7 @@ class StateKeeper:
     """Of layers with a state, which compute on it by themselves."""
 
     name: ClassVar[str] = "state"
-    graph_safe: ClassVar[bool] = False
-    """Which segments there are is decided on the host."""
+    graph_safe: ClassVar[bool] = True
 
     @classmethod
     def allocate_kv(
@@ -43,11 +42,11 @@ class StateKeeper:
     ) -> torch.Tensor:
         return allocate_states(layer.spec, num_blocks, device)
 
-    def build_metadata(self, inputs: AttentionInputs) -> StateSegments:
-        return state_segments(inputs)
+    def build_metadata(self, inputs: AttentionInputs) -> tuple[StateRound, ...]:
+        return state_rounds(inputs)
 
-    def refresh_metadata(self, metadata: Any, inputs: AttentionInputs) -> None:
-        raise NotImplementedError("steps of state layers are not recorded")
+    def refresh_metadata(self, metadata: tuple[StateRound, ...], inputs: AttentionInputs) -> None:
+        refresh_rounds(metadata, inputs)
 
 
 class AttentionChooser:
