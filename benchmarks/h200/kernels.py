@@ -33,6 +33,8 @@ from inferplane_kernels_triton.decode_attention import (
     decode_attention,
 )
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.moe_experts import fused_experts
+from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.norm import add_rms_norm
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
@@ -354,6 +356,21 @@ def stage_step(report: Report) -> None:
         report.measure("step", "llama-8b x1", [partial(step, pdl)], num_bytes, pdl=pdl)
 
 
+def stage_experts(report: Report) -> None:
+    """The experts of one layer of qwen3-30b-a3b, routed at random; those that no token goes to are not read."""
+    hidden, inner, num_experts, top_k = 2048, 768, 128, 8
+    count = 2
+    w13 = [randn(num_experts, 2 * inner, hidden) for _ in range(count)]
+    w2 = [randn(num_experts, hidden, inner) for _ in range(count)]
+    for tokens in (1, 32, 256, 8192):
+        x = randn(tokens, hidden)
+        weights, ids = topk_softmax(randn(tokens, num_experts, dtype=torch.float32), top_k, True)
+        num_bytes = 2 * 3 * hidden * inner * ids.unique().numel()
+        flops = 2 * 3 * hidden * inner * tokens * top_k
+        calls = [partial(fused_experts, x, weights, ids, *each) for each in zip(w13, w2)]
+        report.measure("fused_experts", f"{tokens}x{num_experts}x{hidden}x{inner}", calls, num_bytes, flops)
+
+
 STAGES: dict[str, Callable[[Report], None]] = {
     "matvec": stage_matvec,
     "gated": stage_gated,
@@ -362,6 +379,7 @@ STAGES: dict[str, Callable[[Report], None]] = {
     "decode": stage_decode_attention,
     "elementwise": stage_elementwise,
     "prefill": stage_prefill_attention,
+    "experts": stage_experts,
 }
 
 

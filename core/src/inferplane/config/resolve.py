@@ -189,12 +189,13 @@ def _graph_config(args: EngineArgs) -> GraphConfig:
 
 
 def default_batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then every 8th up to 256 and ever wider beyond, so that few rows are computed for nobody."""
+    """1, 2, 4, 8, then ever wider steps of at most half of what is there: recording each takes start-up time, and a
+    product of few rows takes as long as one of some more."""
     sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
     size = 8
     while size < max_num_seqs:
         sizes.append(size)
-        size += max(8, size // 32 // 8 * 8)
+        size += 8 if size < 32 else 16 if size < 64 else 32 if size < 256 else size // 256 * 64
     return (*sizes, max_num_seqs)
 
 

@@ -113,7 +113,7 @@ def _combine(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _decode_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, sinks_ptr, partial_ptr, sums_ptr, arrived_ptr,
     q_token, q_head, out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, v_scale,

@@ -63,7 +63,7 @@ def topk_softmax(
     return weights, ids
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _sort_by_expert(
     ids_ptr, order_ptr, starts_ptr, num_pairs, first_expert,
     NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, PDL: tl.constexpr,

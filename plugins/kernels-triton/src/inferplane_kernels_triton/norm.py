@@ -9,7 +9,7 @@ import triton.language as tl
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride, warps_for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["inner"])
 def _rms_norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, inner, x_outer, x_inner, residual_row, dim, eps,
     HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

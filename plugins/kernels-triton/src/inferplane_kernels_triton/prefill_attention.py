@@ -48,7 +48,7 @@ def _request_of_tile(query_start_ptr, tile, num_reqs, QUERIES: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs", "table_row"])
 def _prefill_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, q_token, q_head,
     out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, v_scale, soft_cap, window,

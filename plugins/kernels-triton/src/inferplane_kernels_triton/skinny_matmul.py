@@ -77,7 +77,7 @@ def _collect(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.constexpr, 
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _skinny_matmul(
     x_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, weight_row, out_row,
     num_tokens, num_out,
