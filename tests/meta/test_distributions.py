@@ -34,8 +34,10 @@ def test_the_distributions_are_found():
         "inferplane-kernels-cuda",
         "inferplane-kernels-rocm",
         "inferplane-kernels-triton",
+        "inferplane-rocm",
         "inferplane-server",
         "inferplane-torch-accelerator",
+        "inferplane-xpu",
     } <= {d.name for d in distributions()}
 
 

@@ -27,10 +27,13 @@ TORCH_FREE_MODULES = [
     "inferplane_cpu.plugin",
     "inferplane_cuda.plugin",
     "inferplane_kestrel.plugin",
+    "inferplane_rocm.plugin",
     "inferplane_server.plugin",
     "inferplane_torch_accelerator.platform",
     "inferplane_torch_accelerator.torch_build",
+    "inferplane_torch_accelerator.triton_build",
     "inferplane_torch_accelerator.visible_devices",
+    "inferplane_xpu.plugin",
 ]
 TORCH_FREE_PACKAGES = [
     "inferplane.config",

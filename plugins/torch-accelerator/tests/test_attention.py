@@ -23,8 +23,17 @@ from inferplane.api.attention import AttentionBackend, AttentionInputs
 from inferplane.api.kv import ChunkedLocalSpec, KVCacheSpec
 from inferplane.api.ops import rms_norm, rotary
 from inferplane.reference.attention import ReferenceAttention
+from inferplane_torch_accelerator import triton_attention
+from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.torch_attention import TorchAttention
-from inferplane_torch_accelerator.triton_attention import TritonAttention
+
+
+class TritonAttention(triton_attention.TritonAttention):
+    """As a platform names it."""
+
+    name = "acme_triton"
+    launch = Launch("nvidia")
+
 
 BLOCK_SIZES = {TorchAttention: (1, 16, 128), TritonAttention: (16, 128)}
 

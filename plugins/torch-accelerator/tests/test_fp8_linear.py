@@ -12,10 +12,20 @@ from inferplane.api.linear import LinearShape
 from inferplane.api.ops import add_rms_norm, silu_and_mul
 from inferplane.api.quant import Granularity, Number, QuantizedWeight, QuantScheme
 from inferplane.api.quantized_weight import Activation
-from inferplane_torch_accelerator.fp8_linear import Fp8Linear
+from inferplane_torch_accelerator import fp8_linear
 from inferplane_torch_accelerator.fp8_multiply import Fp8Multiply
+from inferplane_torch_accelerator.launch import Launch
 
 IN, OUT = 96, 80
+
+
+class Fp8Linear(fp8_linear.Fp8Linear):
+    """As a platform names it."""
+
+    name = "acme_fp8"
+    launch = Launch("nvidia")
+
+
 SCHEME = QuantScheme(
     Number.FP8_E4M3, 8, Granularity(1, None), torch.float32,
     activation=Activation.DYNAMIC_TOKEN, activation_number=Number.FP8_E4M3,

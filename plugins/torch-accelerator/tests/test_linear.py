@@ -21,6 +21,13 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 IN, OUT = 96, 80
 
 
+class AcmeLinear(DenseLinear):
+    """As a platform names it."""
+
+    name = "acme_dense"
+    launch = Launch("nvidia")
+
+
 def drawn(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(*shape).to(device, dtype)
 
@@ -38,7 +45,7 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
     torch.manual_seed(0)
     weight = drawn(device, dtype, OUT, IN)
     bias = drawn(device, dtype, OUT) if has_bias else None
-    multiply = DenseLinear.prepare(weight, bias)
+    multiply = AcmeLinear.prepare(weight, bias)
     assert isinstance(multiply, DenseMultiply)
     x, residual = drawn(device, dtype, num_rows, IN), drawn(device, dtype, num_rows, IN)
     norm = drawn(device, dtype, IN)
@@ -115,6 +122,6 @@ def test_what_was_measured_is_what_multiplies(
 
 def test_what_it_multiplies() -> None:
     device = DeviceDescriptor("acme", 0, "", 0)
-    assert DenseLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.bfloat16, False), device) is None
-    reason = DenseLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.float64, False), device)
+    assert AcmeLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.bfloat16, False), device) is None
+    reason = AcmeLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.float64, False), device)
     assert reason is not None and "not torch.float64" in reason

@@ -29,3 +29,7 @@ def test_what_is_left(setting: str | None, left: list[int]) -> None:
 
 def test_without_names_only_numbers_count() -> None:
     assert visible(DEVICES, "2,GPU-aa11") == ["GPU-cc33"]
+
+
+def test_devices_that_look_alike_are_several() -> None:
+    assert visible(["same", "same", "same"], "2,0") == ["same", "same"]

@@ -26,4 +26,4 @@ def _tuning_file(device: torch.device) -> Path | None:
     return tuning_file(torch.cuda.get_device_capability(device)) if device.type == "cuda" else None
 
 
-LAUNCH = Launch(pdl=_has_dependent_launch, tuning_file=_tuning_file)
+LAUNCH = Launch("nvidia", pdl=_has_dependent_launch, tuning_file=_tuning_file)

@@ -10,7 +10,7 @@ from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.quant import Granularity, Number, QuantizedLinearKernel, QuantizedWeight
 from inferplane.api.quantized_weight import Activation
-from inferplane_torch_accelerator.launch import Launch, why_no_triton
+from inferplane_torch_accelerator.launch import Launch
 
 _MULTIPLE = 16
 """Of the sizes that torch's scaled product takes."""
@@ -23,7 +23,7 @@ class Fp8Linear(QuantizedLinearKernel):
     A platform gives it a name and says how kernels are launched.
     """
 
-    launch: ClassVar[Launch] = Launch()
+    launch: ClassVar[Launch]
     priority = 10
 
     @classmethod
@@ -41,7 +41,7 @@ class Fp8Linear(QuantizedLinearKernel):
             return f"takes multiples of {_MULTIPLE}, not {shape.in_features} → {shape.out_features}"
         if not device.capabilities.has(_NATIVE):
             return f"the device has no {_NATIVE}"
-        return why_no_triton()
+        return cls.launch.why_not()
 
     @classmethod
     def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:

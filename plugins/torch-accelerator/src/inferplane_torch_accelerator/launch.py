@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from inferplane_kernels_triton.tuning import TuningTable
+from inferplane_torch_accelerator.triton_build import why_no_triton
 
 Config = TypeVar("Config")
 
@@ -20,12 +20,19 @@ class Launch:
 
     def __init__(
         self,
+        backend: str,
         *,
         pdl: Callable[[torch.device], bool] | None = None,
         tuning_file: Callable[[torch.device], Path | None] | None = None,
     ) -> None:
+        self.backend = backend
+        """Of triton's compiler: ``nvidia``, ``amd`` or ``intel``."""
         self._pdl = pdl
         self._tuning_file = tuning_file
+
+    def why_not(self) -> str | None:
+        """None where the installed triton compiles for the platform's devices."""
+        return why_no_triton(self.backend)
 
     @cache  # noqa: B019 - a platform has one of these, which lives as long as the process
     def pdl(self, device: torch.device) -> bool:
@@ -53,8 +60,3 @@ class Launch:
 
 
 _NOTHING = TuningTable({})
-
-
-def why_no_triton() -> str | None:
-    """None where triton is installed."""
-    return None if importlib.util.find_spec("triton") else "triton is not installed"

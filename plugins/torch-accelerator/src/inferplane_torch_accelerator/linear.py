@@ -8,7 +8,7 @@ import torch
 
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
-from inferplane_torch_accelerator.launch import Launch, why_no_triton
+from inferplane_torch_accelerator.launch import Launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -19,14 +19,14 @@ class DenseLinear(LinearKernel):
     A platform gives it a name and says how kernels are launched.
     """
 
-    launch: ClassVar[Launch] = Launch()
+    launch: ClassVar[Launch]
     priority = 10
 
     @classmethod
     def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
         if shape.dtype not in DTYPES:
             return f"multiplies bfloat16, float16 and float32, not {shape.dtype}"
-        return why_no_triton()
+        return cls.launch.why_not()
 
     @classmethod
     def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from inferplane.api.ops import OpImpl
-from inferplane_torch_accelerator.launch import Launch, why_no_triton
+from inferplane_torch_accelerator.launch import Launch
 
 PROVIDER = "inferplane-kernels-triton"
 
 
 def triton_ops(launch: Launch) -> list[OpImpl]:
-    """What a platform offers of the portable kernels; nothing where there is no triton."""
-    if why_no_triton():
+    """What a platform offers of the portable kernels; nothing where there is no triton for it."""
+    if launch.why_not():
         return []
     from inferplane_kernels_triton.activation import silu_and_mul
     from inferplane_kernels_triton.moe_experts import fused_experts

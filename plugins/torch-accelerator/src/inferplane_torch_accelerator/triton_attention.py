@@ -11,7 +11,7 @@ import torch
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
 from inferplane_torch_accelerator.kv_layout import allocate
-from inferplane_torch_accelerator.launch import Config, Launch, why_no_triton
+from inferplane_torch_accelerator.launch import Config, Launch
 
 if TYPE_CHECKING:
     from inferplane_kernels_triton.decode_attention import DecodeWorkspace
@@ -44,7 +44,7 @@ class TritonAttention(AttentionBackend):
     processors; how many parts there are depends on the batch alone, so that a graph holds for any lengths. A platform
     gives it a name and says how kernels are launched."""
 
-    launch: ClassVar[Launch] = Launch()
+    launch: ClassVar[Launch]
     priority = 10
     graph_safe = True
     fuses_rotary = True
@@ -64,7 +64,7 @@ class TritonAttention(AttentionBackend):
             return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
         if layer.head_dim > MAX_HEAD_DIM:
             return f"has tiles for heads of up to {MAX_HEAD_DIM}, not of {layer.head_dim}"
-        return why_no_triton()
+        return cls.launch.why_not()
 
     @classmethod
     def allocate_kv(

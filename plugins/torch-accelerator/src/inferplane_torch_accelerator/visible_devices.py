@@ -18,19 +18,19 @@ def visible(
     """
     if setting is None:
         return list(devices)
-    chosen: list[Found] = []
+    chosen: list[int] = []
     for entry in map(str.strip, setting.split(",")):
-        device = _named(devices, entry, uuid_of)
-        if device is None or device in chosen:
+        index = _place(devices, entry, uuid_of)
+        if index is None or index in chosen:
             break
-        chosen.append(device)
-    return chosen
+        chosen.append(index)
+    return [devices[index] for index in chosen]
 
 
-def _named(devices: Sequence[Found], entry: str, uuid_of: Callable[[Found], str] | None) -> Found | None:
+def _place(devices: Sequence[Found], entry: str, uuid_of: Callable[[Found], str] | None) -> int | None:
     if entry.isdigit():
-        return devices[int(entry)] if int(entry) < len(devices) else None
+        return int(entry) if int(entry) < len(devices) else None
     if uuid_of is None or not entry:
         return None
-    matches = [device for device in devices if uuid_of(device).startswith(entry)]
+    matches = [index for index, device in enumerate(devices) if uuid_of(device).startswith(entry)]
     return matches[0] if len(matches) == 1 else None

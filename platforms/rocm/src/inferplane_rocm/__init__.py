@@ -1,0 +1,1 @@
+"""AMD GPU platform plugin of InferPlane."""

@@ -1,0 +1,21 @@
+"""Products by weights."""
+
+from __future__ import annotations
+
+from inferplane_rocm.launch import LAUNCH
+from inferplane_torch_accelerator.fp8_linear import Fp8Linear
+from inferplane_torch_accelerator.linear import DenseLinear
+
+
+class RocmLinear(DenseLinear):
+    """Plain weights: one row by the portable kernel, more by torch, which asks hipBLASLt."""
+
+    name = "rocm_dense"
+    launch = LAUNCH
+
+
+class RocmFp8Linear(Fp8Linear):
+    """fp8 weights, on GPUs whose 8-bit floats are those of checkpoints: gfx942's are others."""
+
+    name = "rocm_fp8"
+    launch = LAUNCH

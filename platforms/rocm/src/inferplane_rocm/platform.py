@@ -1,0 +1,21 @@
+"""The ROCm platform."""
+
+from __future__ import annotations
+
+from inferplane.api import DeviceDescriptor, DeviceRuntime, Supported, Unsupported
+from inferplane_rocm.probing import PLATFORM, probe
+from inferplane_torch_accelerator.platform import AcceleratorPlatform
+
+
+class RocmPlatform(AcceleratorPlatform):
+    name = PLATFORM
+    collectives = "nccl"
+    """What RCCL is called in `torch.distributed`."""
+
+    def probe(self) -> Supported | Unsupported:
+        return probe()
+
+    def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
+        from inferplane_rocm.runtime import RocmRuntime
+
+        return RocmRuntime(device)

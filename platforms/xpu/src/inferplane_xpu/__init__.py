@@ -1,0 +1,1 @@
+"""Intel GPU platform plugin of InferPlane."""

@@ -1,0 +1,96 @@
+"""The XPU platform's hooks. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from inferplane.api import (
+    DeviceDescriptor,
+    Diagnostic,
+    OptionSpec,
+    Platform,
+    PluginManifest,
+    Supported,
+    Unsupported,
+    hookimpl,
+)
+from inferplane_xpu.probing import PLATFORM, VISIBLE, probe
+
+if TYPE_CHECKING:
+    from inferplane.api.attention import AttentionBackend
+    from inferplane.api.linear import LinearKernel
+    from inferplane.api.ops import OpImpl
+
+MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
+
+
+@hookimpl
+def probe_devices() -> Supported | Unsupported:
+    return probe()
+
+
+@hookimpl
+def engine_options() -> Sequence[OptionSpec]:
+    text = "Record graphs of decode steps on Intel GPUs, which torch has begun to support."
+    return [OptionSpec(name="xpu_graphs", help=text, kind=bool, default=False)]
+
+
+@hookimpl
+def create_platform(device: DeviceDescriptor) -> Platform | None:
+    from inferplane_xpu.platform import XpuPlatform
+
+    return XpuPlatform() if device.platform == PLATFORM else None
+
+
+@hookimpl
+def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_xpu.attention import XpuTorchAttention, XpuTritonAttention
+
+    return [XpuTritonAttention, XpuTorchAttention]
+
+
+@hookimpl
+def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_xpu.linear import XpuLinear
+
+    return [XpuLinear]
+
+
+@hookimpl
+def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
+    if device.platform != PLATFORM:
+        return []
+    from inferplane_torch_accelerator.ops import triton_ops
+    from inferplane_xpu.launch import LAUNCH
+    from inferplane_xpu.vllm_ops import OP_IMPLEMENTATIONS
+
+    return [*triton_ops(LAUNCH), *OP_IMPLEMENTATIONS]
+
+
+@hookimpl
+def diagnose() -> Sequence[Diagnostic]:
+    from inferplane_xpu.diagnosis import diagnostics
+
+    return diagnostics()
+
+
+@hookimpl
+def collect_env() -> Mapping[str, str]:
+    from inferplane_xpu.cards import DriverError, read_cards
+
+    variables = (VISIBLE, "ZE_FLAT_DEVICE_HIERARCHY", "ONEAPI_DEVICE_SELECTOR", "PYTORCH_ALLOC_CONF")
+    try:
+        facts = {
+            "GPUs": "; ".join(
+                f"{card.device_id:#06x} at {card.address}, driver {card.driver}" for card in read_cards()
+            )
+        }
+    except DriverError as error:
+        facts = {"GPUs": str(error)}
+    return {**facts, **{name: os.environ[name] for name in variables if name in os.environ}}
