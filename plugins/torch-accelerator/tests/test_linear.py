@@ -88,7 +88,7 @@ def test_what_was_measured_is_what_multiplies(
     }
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"kernels": table}))
-    launch = Launch(tuning_file=lambda device: path)
+    launch = Launch("nvidia", tuning_file=lambda device: path)
     monkeypatch.setattr(dense_multiply, "MANY_ROWS", 1)
     calls: list[str] = []
 
