@@ -47,7 +47,17 @@ def write_metadata(project: Mapping[str, object], site: Path) -> None:
     name, version = str(project["name"]), str(project["version"])
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    required: list[str] = project.get("dependencies", [])  # type: ignore[assignment]
+    fields = [
+        ("Metadata-Version", "2.4"),
+        ("Name", name),
+        ("Version", version),
+        ("Summary", project["description"]),
+        ("License-Expression", project["license"]),
+        ("Requires-Python", project["requires-python"]),
+        *(("Requires-Dist", requirement) for requirement in required),
+    ]
+    (folder / "METADATA").write_text("".join(f"{field}: {value}\n" for field, value in fields))
     groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}  # type: ignore[dict-item]
     lines = []
     for group, entries in groups.items():

@@ -86,7 +86,8 @@ class Vendor:
     def inferplane(self, *arguments: str, timeout_s: float = 1200) -> subprocess.CompletedProcess[str]:
         """The command line where this vendor is installed."""
         command = [sys.executable, "-m", "inferplane.cli.main", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(self.site)}
+        paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
 
     def failures(self, *arguments: str) -> list[str]:
