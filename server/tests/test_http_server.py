@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from inferplane_server import body, http_protocol, sse
 from inferplane_server.http_server import HttpServer
 from inferplane_server.serving import ServeError, bind
 from inferplane_server.settings import ServerSettings
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, answer_text
 
 GENERATING = ["/v1/completions", "/v1/chat/completions"]
 
@@ -50,13 +51,19 @@ async def send_raw(
     server: HttpServer, route: str, body: dict
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = server.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    return await send_on(await asyncio.open_connection(host, int(port)), route, body)
+
+
+async def send_on(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], route: str, body: dict
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    _, writer = connection
     payload = json.dumps(body).encode()
     head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
     head += "Content-Type: application/json\r\n\r\n"
     writer.write(head.encode() + payload)
     await writer.drain()
-    return reader, writer
+    return connection
 
 
 @pytest.mark.parametrize("route", GENERATING)
@@ -89,6 +96,50 @@ async def test_a_caller_who_hangs_up_before_the_first_token_aborts_too():
             await until(lambda: bool(engine.running))
             writer.close()
             await until(lambda: not engine.running, 1.0)
+
+
+async def dawdling_caller(
+    server: HttpServer, body: dict
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Has sent its request, and reads no more of the answer than small buffers hold."""
+    server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those that it accepts inherit it
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(server._listener.getsockname())
+    return await send_on(
+        await asyncio.open_connection(sock=connection, limit=1024),
+        "/v1/completions",
+        {**body, "stream": True},
+    )
+
+
+async def test_a_caller_who_reads_slowly_holds_the_stream_up_and_misses_nothing():
+    num_tokens = 1500
+    engine = ScriptedEngine(max_model_len=num_tokens + 10)
+    async with serving(engine) as server:
+        body = body_of("/v1/completions", max_tokens=num_tokens)
+        reader, writer = await dawdling_caller(server, body)
+        await asyncio.sleep(1.0)
+        assert engine.running, "everything was put into memory"
+        text, line = "", b"x"
+        while line.strip() != b"data: [DONE]":
+            line = await reader.readline()
+            assert line, "the stream broke off"
+            if line.startswith(b"data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+        assert text == answer_text("hi", num_tokens)
+        writer.close()
+
+
+async def test_a_caller_who_reads_slowly_and_hangs_up_aborts_too():
+    engine = ScriptedEngine(max_model_len=3000)
+    async with serving(engine) as server:
+        _, writer = await dawdling_caller(server, body_of("/v1/completions", max_tokens=2000))
+        await asyncio.sleep(0.5)
+        assert engine.running
+        writer.transport.abort()
+        await until(lambda: not engine.running)
+        assert len(engine.aborted) == 1
 
 
 async def test_two_requests_on_one_connection_do_not_disturb_each_other():

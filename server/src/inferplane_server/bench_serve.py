@@ -152,6 +152,7 @@ def summarize(
         "total_tok_s": round((num_prompt_tokens + num_output_tokens) / seconds, 1),
         "req_s": round(len(good) / seconds, 3),
         "errors": len(traces) - len(good),
+        "chunks_per_token": round(sum(len(trace.token_times_s) for trace in good) / num_output_tokens, 3),
     }
     series = {
         "ttft_ms": [trace.ttft_s for trace in good],
@@ -296,9 +297,14 @@ async def _bench(options: dict[str, Any]) -> None:
         rate=options["rate"],
         **common,
     )
+    started_s = time.process_time()
     traces, seconds = await run_load(load)
+    client_s = time.process_time() - started_s
     labels = {name: options[name] for name in ("engine", "device", "dtype")}
-    emit(summarize(load, traces, seconds, input_len, labels=labels), options["json"])
+    measurement = summarize(load, traces, seconds, input_len, labels=labels)
+    # near to the seconds of the whole, the load was the limit and not the server
+    measurement.extra["client_cpu_s"] = round(client_s, 3)
+    emit(measurement, options["json"])
 
 
 def _prompts(options: dict[str, Any], num: int, seed: int) -> Sequence[str | list[int]]:

@@ -13,6 +13,8 @@ from inferplane.request import FinishReason, PositionLogprobs, SamplingParams
 from inferplane_server.errors import engine_failure
 from inferplane_server.metrics import ServerMetrics
 
+_FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
@@ -61,7 +63,8 @@ class Usage:
             self._seen.add(item.prompt_index)
             self.num_prompt_tokens += item.delta.num_prompt_tokens
             self.num_cached_tokens += item.delta.num_cached_tokens
-        self.num_output_tokens += sum(len(completion.token_ids) for completion in item.delta.completions)
+        for completion in item.delta.completions:
+            self.num_output_tokens += len(completion.token_ids)
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -89,7 +92,7 @@ async def stream_prompt(
         async with aclosing(deltas):
             async for delta in deltas:
                 for completion in delta.completions:
-                    if completion.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    if completion.finish_reason is not None and completion.finish_reason in _FAILURES:
                         raise engine_failure(completion.error or "it was given up", request_id)
                 meter.observe(delta)
                 yield delta

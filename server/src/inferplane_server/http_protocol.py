@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from inferplane_server.errors import ApiError
 
@@ -13,6 +13,31 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of the request line and the headers, after the first read from the socket."""
 HEAD_S = 30.0
 """From the connection, or from the first byte of a later request on it, to the end of the headers."""
+
+
+BODY_EXTENSION = "inferplane.chunked_body"
+"""Name of an entry in the scope's ``extensions``: a `ChunkedBody`."""
+
+
+class ChunkedBody:
+    """Writes the body of a response that has begun, past the layers of the application, which would be passed for every
+    token. The end of the response goes their way again."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the headers are sent, and promised chunks."""
+        return self._cycle.response_started and bool(self._cycle.chunked_encoding)
+
+    async def write(self, body: bytes) -> None:
+        """Waits while the client reads too slowly; does nothing once it is gone. ``body`` is not empty."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -57,6 +82,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["extensions"] = {BODY_EXTENSION: ChunkedBody(self.cycle)}
 
     def send_400_response(self, msg: str) -> None:
         self._break_off(400, "What was sent is no HTTP request that this server can read.")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inferplane.engine.output import RequestDelta
 from inferplane.engine.stats import EngineStats
 from inferplane.request import FinishReason
+from inferplane_server.tallies import Durations, Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.0)
 _DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -29,7 +31,8 @@ class ServerMetrics:
         self.prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens of requests that got a first token."
         )
-        self.generation_tokens = self._counter("generation_tokens", "Output tokens delivered.")
+        self.generation_tokens = Tally("inferplane_generation_tokens", "Output tokens delivered.")
+        self._registry.register(self.generation_tokens)
         self.cached_prompt_tokens = self._counter(
             "cached_prompt_tokens", "Prompt tokens that the prefix cache held."
         )
@@ -41,7 +44,7 @@ class ServerMetrics:
             ["finish_reason"],
             registry=self._registry,
         )
-        for reason in (FinishReason.STOP, FinishReason.LENGTH):
+        for reason in _SUCCESSES:
             self.finished.labels(reason.value)
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS_S
@@ -56,8 +59,10 @@ class ServerMetrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"inferplane_{name}", text, registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"inferplane_{name}", text, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Durations:
+        durations = Durations(f"inferplane_{name}", text, buckets)
+        self._registry.register(durations)
+        return durations
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
@@ -86,9 +91,9 @@ class RequestMeter:
         for completion in delta.completions:
             num_tokens = len(completion.token_ids)
             if num_tokens:
-                metrics.generation_tokens.inc(num_tokens)
+                metrics.generation_tokens.add(num_tokens)
                 self._observe_gaps(completion.index, num_tokens, now_s)
-            if completion.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            if completion.finish_reason is not None and completion.finish_reason in _SUCCESSES:
                 metrics.finished.labels(completion.finish_reason.value).inc()
         if delta.finished:
             self._has_ended = True
@@ -98,10 +103,8 @@ class RequestMeter:
         """Tokens that arrive together share the time since the last ones."""
         last_s = self._last_s.get(index)
         self._last_s[index] = now_s
-        if last_s is None:
-            return
-        for _ in range(num_tokens):
-            self._metrics.itl.observe((now_s - last_s) / num_tokens)
+        if last_s is not None:
+            self._metrics.itl.observe((now_s - last_s) / num_tokens, num_tokens)
 
     def abort(self) -> None:
         if not self._has_ended:

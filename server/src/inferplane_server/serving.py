@@ -52,7 +52,7 @@ def serve_until_stopped(engine_args: EngineArgs, settings: ServerSettings) -> in
         from inferplane.engine.async_engine import AsyncEngine
 
         engine = AsyncEngine.launch(engine_args)
-        with asyncio.Runner(loop_factory=_fast_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
             return runner.run(_serve(engine, settings, listener, started_s))
     finally:
         listener.close()
@@ -87,7 +87,7 @@ def _exit_in_order(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop takes a third of the cost of a streamed token away; where it does not exist asyncio's own loop serves."""
     try:
         import uvloop

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from inferplane.engine.errors import EngineDeadError
 from inferplane_server.errors import ApiError, as_api_error
+from inferplane_server.http_protocol import BODY_EXTENSION, ChunkedBody
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = _Wire(send, self.raw_headers)
+        wire = _Wire(send, self.raw_headers, scope.get("extensions", {}).get(BODY_EXTENSION))
         keeping_alive = asyncio.create_task(wire.keep_alive())
         try:
             async with aclosing(self._events) as events:
@@ -69,15 +70,21 @@ class EventStream(Response):
 class _Wire:
     """One response's way out. Its headers go with the first bytes."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], body: ChunkedBody | None) -> None:
+        """``body`` is the server's short way for what is neither the first nor the last of the response."""
         self._send = send
+        self._body = body
         self._headers = headers
         self._lock = asyncio.Lock()
         self._last_sent_s = time.monotonic()
         self.has_started = False
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
-        async with self._lock:
+        if more and self._body is not None and self._body.is_open:
+            self._last_sent_s = time.monotonic()
+            await self._body.write(body)
+            return
+        async with self._lock:  # two could begin at once
             if not self.has_started:
                 self.has_started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})

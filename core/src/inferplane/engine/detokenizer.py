@@ -54,25 +54,27 @@ class DetokenizerFactory:
 class ByteDetokenizer(Detokenizer):
     """For vocabularies whose tokens are bytes to be joined: nearly all of today's."""
 
-    __slots__ = ("_decode", "_drops_space", "_skipped", "_token_bytes")
+    __slots__ = ("_decoder", "_drops_space", "_skipped", "_token_bytes")
 
     def __init__(self, token_bytes: TokenBytes, skipped: Collection[int], *, drops_first_space: bool) -> None:
         self._token_bytes = token_bytes
         self._skipped = skipped
         self._drops_space = drops_first_space
-        self._decode = _Utf8Decoder("replace").decode
+        self._decoder = _Utf8Decoder("replace")
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        text = self._decode(self._token_bytes[token_id])
+        text = self._token_bytes.whole_text(token_id)
+        if text is None or self._decoder.buffer:
+            text = self._decoder.decode(self._token_bytes[token_id])
         if text and self._drops_space:
             self._drops_space = False
             text = text.removeprefix(" ")
         return text
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 _CONTEXT_TOKENS = 4

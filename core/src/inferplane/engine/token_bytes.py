@@ -30,6 +30,7 @@ class TokenBytes:
         self._id_to_token = id_to_token
         self._to_bytes = to_bytes
         self._known: dict[int, bytes] = {}
+        self._whole_texts: dict[int, str | None] = {}
         self.drops_first_space = drops_first_space
 
     @classmethod
@@ -48,6 +49,19 @@ class TokenBytes:
             token = self._id_to_token(token_id)
             known = self._known[token_id] = b"" if token is None else self._to_bytes(token)
         return known
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token that consists of whole characters; None of one that may need its neighbours."""
+        try:
+            return self._whole_texts[token_id]
+        except KeyError:
+            pass
+        try:
+            text = self[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole_texts[token_id] = text
+        return text
 
 
 def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
