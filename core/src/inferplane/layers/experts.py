@@ -11,6 +11,7 @@ import torch
 from inferplane.api.model import BuildContext
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.parallel import even_share, whole
+from inferplane.layers.stored import MatrixFilling, stored_experts, stored_matrix
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Experts(Layer):
         self._w2: torch.Tensor | None = None
         self._w13_bias = self._empty(2 * self._inner.size) if bias else None
         self._w2_bias = self._empty(hidden_size) if self._adds_down_bias else None
+        self._stored: list[MatrixFilling] = []
         self._fused_experts = ctx.ops.fused_experts
         self._options = {
             "activation": activation,
@@ -117,16 +119,30 @@ class Experts(Layer):
 
     def _separate_slots(self, tensors: SeparateExperts) -> list[WeightSlot]:
         inner, hidden = self._inner.total, self._hidden_size
-        slots = []
+        slots: list[WeightSlot] = []
         for expert in range(self._experts.total):
             for name, shape, copy in (
                 (tensors.gate, (inner, hidden), self._copy_gate),
                 (tensors.up, (inner, hidden), self._copy_up),
                 (tensors.down, (hidden, inner), self._copy_down),
             ):
-                name = f"{tensors.prefix}.{expert}.{name}.weight"
-                slots.append(WeightSlot(name, shape, partial(self._copy_one, copy, expert)))
+                name = f"{tensors.prefix}.{expert}.{name}"
+                slots += self._slots_of(name, shape, partial(self._copy_one, copy, expert))
         return slots
+
+    def _slots_of(
+        self, name: str, shape: tuple[int, int], copy: Callable[[torch.Tensor], None]
+    ) -> Sequence[WeightSlot]:
+        matrix = stored_matrix(self._ctx, name, *shape)
+        if matrix is None:
+            return [WeightSlot(f"{name}.weight", shape, copy)]
+        self._stored.append(MatrixFilling(self._ctx, matrix, copy))
+        return self._stored[-1].slots()
+
+    def finish_loading(self) -> None:
+        for filling in self._stored:
+            filling.finish()
+        self._stored = []
 
     def _copy_one(
         self, copy: Callable[[torch.Tensor, slice], None], expert: int, tensor: torch.Tensor
@@ -141,10 +157,19 @@ class Experts(Layer):
         def matrix(num_rows: int, num_columns: int) -> tuple[int, ...]:
             return (num, num_columns, num_rows) if tensors.is_transposed else (num, num_rows, num_columns)
 
-        slots = [
-            WeightSlot(tensors.gate_up, matrix(2 * inner, hidden), self._copy_stacked_gate_up),
-            WeightSlot(tensors.down, matrix(hidden, inner), self._copy_stacked_down),
-        ]
+        slots: list[WeightSlot] = []
+        for name, (rows, columns), copy in (
+            (tensors.gate_up, (2 * inner, hidden), self._copy_stacked_gate_up),
+            (tensors.down, (hidden, inner), self._copy_stacked_down),
+        ):
+            stored = stored_experts(self._ctx, name, num, rows, columns)
+            if stored is None:
+                slots.append(WeightSlot(name, matrix(rows, columns), partial(self._copy_upright, copy)))
+                continue
+            # formats have experts upright, whatever the plain checkpoint does, one below another
+            use = partial(self._copy_unstacked, copy, num)
+            self._stored.append(MatrixFilling(self._ctx, stored, use, separator=""))
+            slots += self._stored[-1].slots()
         if self._has_bias:
             slots += [
                 WeightSlot(f"{tensors.gate_up}_bias", (num, 2 * inner), self._copy_gate_up_bias),
@@ -152,19 +177,24 @@ class Experts(Layer):
             ]
         return slots
 
+    def _copy_upright(self, copy: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+        assert isinstance(self._tensors, StackedExperts)
+        copy(tensor.transpose(1, 2) if self._tensors.is_transposed else tensor)
+
+    def _copy_unstacked(
+        self, copy: Callable[[torch.Tensor], None], num_experts: int, tensor: torch.Tensor
+    ) -> None:
+        copy(tensor.unflatten(0, (num_experts, -1)))
+
+    # ``tensor: [num_experts, out, in]`` of all experts
+
     def _copy_stacked_gate_up(self, tensor: torch.Tensor) -> None:
-        gate, up = self._gate_and_up(self._upright(tensor))
+        gate, up = self._gate_and_up(tensor[self._experts.span])
         self._copy_gate(gate, slice(None))
         self._copy_up(up, slice(None))
 
     def _copy_stacked_down(self, tensor: torch.Tensor) -> None:
-        self._copy_down(self._upright(tensor), slice(None))
-
-    def _upright(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's experts as ``[num_experts, out, in]``."""
-        assert isinstance(self._tensors, StackedExperts)
-        tensor = tensor[self._experts.span]
-        return tensor.transpose(1, 2) if self._tensors.is_transposed else tensor
+        self._copy_down(tensor[self._experts.span], slice(None))
 
     def _gate_and_up(self, stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(self._tensors, StackedExperts)

@@ -15,6 +15,7 @@ from inferplane.layers.norm import RMSNorm
 from inferplane.layers.parallel import Rows, Share, even_share, whole
 from inferplane.layers.qkv import half_split_order
 from inferplane.layers.rope import RotaryEmbedding
+from inferplane.layers.stored import MatrixFilling, stored_matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +106,23 @@ class _KeysAndValues(Layer):
     def __init__(self, ctx: BuildContext, prefix: str, heads: Share, shape: LatentShape) -> None:
         self._name = f"{prefix}.weight"
         self._heads = heads
+        num_rows = heads.total * (shape.nope_dim + shape.v_dim)
+        matrix = stored_matrix(ctx, prefix, num_rows, shape.kv_rank)
+        self._stored = None if matrix is None else MatrixFilling(ctx, matrix, self._copy)
         self._shape = shape
         empty = {"dtype": ctx.dtype, "device": ctx.device}
         self._to_key = torch.empty(heads.size, shape.nope_dim, shape.kv_rank, **empty)
         self._to_value = torch.empty(heads.size, shape.v_dim, shape.kv_rank, **empty)
 
     def weight_slots(self) -> Sequence[WeightSlot]:
+        if self._stored is not None:
+            return self._stored.slots()
         num_rows = self._heads.total * (self._shape.nope_dim + self._shape.v_dim)
         return [WeightSlot(self._name, (num_rows, self._shape.kv_rank), self._copy)]
+
+    def finish_loading(self) -> None:
+        if self._stored is not None:
+            self._stored.finish()
 
     def _copy(self, tensor: torch.Tensor) -> None:
         of_heads = tensor.unflatten(0, (self._heads.total, -1))[self._heads.span]

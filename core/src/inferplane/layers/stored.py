@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -24,14 +24,8 @@ def stored_matrices(
     """
     if ctx.quantization is None:
         return None
-    found: dict[str, StoredMatrix] = {}
-    for name, share in outputs.items():
-        try:
-            matrix = ctx.quantization.matrix(name, share.total, inputs.total)
-        except ValueError as error:
-            raise ModelLoadError(f"{name} [{share.total}, {inputs.total}]: {error}") from error
-        if matrix is not None:
-            found[name] = matrix
+    asked = {name: stored_matrix(ctx, name, share.total, inputs.total) for name, share in outputs.items()}
+    found = {name: matrix for name, matrix in asked.items() if matrix is not None}
     if not found:
         return None
     if plain := [name for name in outputs if name not in found]:
@@ -39,6 +33,75 @@ def stored_matrices(
             f"{', '.join(found)} and {', '.join(plain)} are one product, but only the first is quantized"
         )
     return StoredMatrices(ctx, found, outputs, inputs)
+
+
+def stored_matrix(ctx: BuildContext, name: str, out_features: int, in_features: int) -> StoredMatrix | None:
+    """None where it is plain. Raises `ModelLoadError` where it does not fit its format."""
+    if ctx.quantization is None:
+        return None
+    try:
+        return ctx.quantization.matrix(name, out_features, in_features)
+    except ValueError as error:
+        raise ModelLoadError(f"{name} [{out_features}, {in_features}]: {error}") from error
+
+
+def stored_experts(
+    ctx: BuildContext, name: str, num_experts: int, out_features: int, in_features: int
+) -> StoredMatrix | None:
+    """As `stored_matrix`, of the experts' matrices in one tensor."""
+    if ctx.quantization is None:
+        return None
+    try:
+        return ctx.quantization.stacked(name, num_experts, out_features, in_features)
+    except ValueError as error:
+        raise ModelLoadError(f"{name}: {error}") from error
+
+
+class MatrixFilling:
+    """One stored matrix, whose numbers are handed on plain as soon as its tensors are there."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        matrix: StoredMatrix,
+        use: Callable[[torch.Tensor], None],
+        separator: str = ".",
+    ) -> None:
+        self._ctx = ctx
+        self._matrix = matrix
+        self._use = use
+        self._separator = separator
+        self._suffixes = {stored.suffix for stored in matrix.tensors()}
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def slots(self) -> Sequence[WeightSlot]:
+        return [
+            WeightSlot(
+                self._matrix.name + self._separator + stored.suffix,
+                stored.shape,
+                partial(self._keep, stored.suffix),
+                stored.is_required,
+                stored.dtypes,
+            )
+            for stored in self._matrix.tensors()
+        ]
+
+    def finish(self) -> None:
+        """Does without the optional tensors that have not come. Raises `ModelLoadError` naming the matrix."""
+        if not self._tensors:
+            return
+        tensors, self._tensors = self._tensors, {}
+        device = self._ctx.device
+        try:
+            weight = self._matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        self._use(weight.dequantize(self._ctx.dtype))
+
+    def _keep(self, suffix: str, tensor: torch.Tensor) -> None:
+        self._tensors[suffix] = tensor
+        if self._tensors.keys() == self._suffixes:
+            self.finish()
 
 
 class StoredMatrices:
@@ -86,12 +149,12 @@ class StoredMatrices:
 
     def _read(self, name: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         device, inputs = self._ctx.device, self._inputs
+        weight = self._matrices[name].read({key: tensor.to(device) for key, tensor in tensors.items()})
         try:
-            weight = self._matrices[name].read({key: tensor.to(device) for key, tensor in tensors.items()})
             weight = weight.columns(inputs.start, inputs.start + inputs.size)
         except ValueError as error:
             ranks = self._ctx.comm.world_size
-            where = f"{name} [{self._outputs[name].total}, {inputs.total}] on {ranks} rank(s)"
+            where = f"{name} [{self._outputs[name].total}, {inputs.total}] over {ranks} ranks"
             raise ModelLoadError(f"{where}: {error}") from error
         share = self._outputs[name]
         is_whole = isinstance(share, Share) and share.size == share.total

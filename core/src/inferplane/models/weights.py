@@ -104,6 +104,8 @@ def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tup
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    """A single number may be stored without a dimension."""
+    shape = shape or (1,)
     return len(shape) == len(wanted) and all(want in (None, size) for size, want in zip(shape, wanted))
 
 
@@ -142,8 +144,10 @@ def dummy_tensors(
 
 
 def _as_type(noise: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random bits of a whole number's type, the noise's own numbers of another."""
-    return noise.to(dtype) if dtype.is_floating_point else (noise * 1e11).long().to(dtype)
+    """The noise's own numbers, or random bits of a whole number's type; a vector of those are indices, and all 0."""
+    if dtype.is_floating_point:
+        return noise.to(dtype)
+    return torch.zeros_like(noise, dtype=dtype) if noise.ndim == 1 else (noise * 1e11).long().to(dtype)
 
 
 def _known_shape(slot: WeightSlot) -> tuple[int, ...]:

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from inferplane.api.quant import QuantFormat
     from inferplane.config import EngineConfig
 
-STORED: Mapping[str, str] = {}
+STORED: Mapping[str, str] = {
+    "awq": "inferplane.quantization.awq:AwqFormat",
+    "bitsandbytes": "inferplane.quantization.bitsandbytes:BitsAndBytesFormat",
+    "compressed-tensors": "inferplane.quantization.compressed_tensors:CompressedTensorsFormat",
+    "fbgemm_fp8": "inferplane.quantization.fp8:FbgemmFp8Format",
+    "fp8": "inferplane.quantization.fp8:Fp8Format",
+    "gptq": "inferplane.quantization.gptq:GptqFormat",
+    "modelopt": "inferplane.quantization.modelopt:ModelOptFormat",
+    "mxfp4": "inferplane.quantization.mxfp4:Mxfp4Format",
+}
 """``"module:Class"`` of a `QuantFormat` by ``quant_method`` of a checkpoint."""
 
 ONLINE: Mapping[str, str] = {

@@ -1,0 +1,74 @@
+"""Weights that the libraries themselves have written, where they are installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferplane.quantization.bitsandbytes import BitsAndBytesFormat
+from inferplane.quantization.compressed_tensors import CompressedTensorsFormat
+
+
+def weight(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("shape", [(64, 128), (24, 96)])
+def test_bitsandbytes(shape: tuple[int, int], kind: str, nested: bool) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    codes, state = functional.quantize_4bit(weight(*shape), quant_type=kind, compress_statistics=nested)
+    want = functional.dequantize_4bit(codes, state)
+    tensors = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    config = {
+        "load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested,
+    }  # fmt: skip
+    matrix = BitsAndBytesFormat(config).matrix("layer", *shape)
+    assert matrix is not None
+    found = matrix.read({"weight": codes, **tensors})
+    assert torch.equal(found.dequantize(torch.float32), want)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "args"),
+    [
+        ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", {"num_bits": 3, "strategy": "group", "group_size": 16}),
+        ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        (
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32]},
+        ),
+    ],
+    ids=str,
+)
+def test_compressed_tensors(layout: str, args: dict, symmetric: bool) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    if layout == "float-quantized" and not symmetric:
+        pytest.skip("floating-point codes have no zero points")
+    quantization = QuantizationArgs(symmetric=symmetric, **args)
+    scheme = QuantizationScheme(targets=["Linear"], weights=quantization)
+    rows, columns = 64, 96
+    plain = weight(rows, columns)
+    block_rows, block_columns = args.get("block_structure", [1, args.get("group_size", columns)])
+    blocks = plain.view(rows // block_rows, block_rows, columns // block_columns, block_columns)
+    scale, zero = calculate_qparams(blocks.amin((1, 3)), blocks.amax((1, 3)), quantization)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    state = {"weight": plain, "weight_scale": scale, "weight_zero_point": zero}
+    tensors = compressor.compress(state, scheme)
+    want = compressor.decompress(dict(tensors), scheme)["weight"]
+    group = {"targets": ["Linear"], "weights": quantization.model_dump(mode="json")}
+    config = {"format": layout, "config_groups": {"group_0": group}}
+    matrix = CompressedTensorsFormat(config).matrix("layer", rows, columns)
+    assert matrix is not None
+    wanted = {stored.suffix for stored in matrix.tensors()}
+    found = matrix.read({suffix: tensor for suffix, tensor in tensors.items() if suffix in wanted})
+    assert torch.equal(found.dequantize(torch.float32), want.float())
