@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 import smollm2
 import tiny_models
+
+# An example that is slow because the machine is busy is no fault.
+settings.register_profile("repository", deadline=None)
+settings.load_profile("repository")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,7 @@ def test_a_cut_character_is_one_replacement_at_the_very_end(text: str, data: st.
         assert whole in (kept, kept + REPLACEMENT)
 
 
+@cache
 def token_of_byte(tokenizer: Tokenizer, byte: int) -> int:
     if tokenizer is BYTE_LEVEL:
         by_bytes = {tokenizer.id_to_token_bytes(i): i for i in range(tokenizer.vocab_size)}

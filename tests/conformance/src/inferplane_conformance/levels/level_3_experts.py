@@ -100,7 +100,8 @@ def sum_of_experts(arguments: list[torch.Tensor], options: dict[str, Any], activ
             both = w13[expert] @ x[token]
             if "w13_bias" in options:
                 both = both + options["w13_bias"][expert].double()
-            y = w2[expert] @ activated(*both.chunk(2), activation)
+            gate, up = both.chunk(2)
+            y = w2[expert] @ activated(gate, up, activation)
             if "w2_bias" in options:
                 y = y + options["w2_bias"][expert].double()
             out[token] += weight * y
