@@ -16,7 +16,7 @@ HEAD_S = 30.0
 
 
 BODY_EXTENSION = "inferplane.chunked_body"
-"""Name of an entry in the scope's ``extensions``: a `ChunkedBody`."""
+"""Name of an entry in the scope's ``extensions``, whose ``body`` is a `ChunkedBody`."""
 
 
 class ChunkedBody:
@@ -83,7 +83,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"] = {BODY_EXTENSION: ChunkedBody(self.cycle)}
+            self.scope["extensions"] = {BODY_EXTENSION: {"body": ChunkedBody(self.cycle)}}
 
     def send_400_response(self, msg: str) -> None:
         self._break_off(400, "What was sent is no HTTP request that this server can read.")

@@ -48,7 +48,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = _Wire(send, self.raw_headers, scope.get("extensions", {}).get(BODY_EXTENSION))
+        wire = _Wire(send, self.raw_headers, scope.get("extensions", {}).get(BODY_EXTENSION, {}).get("body"))
         keeping_alive = asyncio.create_task(wire.keep_alive())
         try:
             async with aclosing(self._events) as events:

@@ -27,11 +27,10 @@ def _as_prompt_list(value: Any) -> Any:
         raise ValueError(
             "must be a text, a list of texts, a list of token ids, or a list of such lists, and not empty"
         )
-    if all(_is_token_id(item) for item in value):
+    if _are_token_ids(value):
         return [value]
     for item in value:
-        is_tokens = isinstance(item, list) and all(_is_token_id(token) for token in item)
-        if not isinstance(item, str) and not is_tokens:
+        if not isinstance(item, str) and not (isinstance(item, list) and _are_token_ids(item)):
             raise ValueError(
                 "each entry must be a text or a list of token ids, all entries together one list"
             )
@@ -40,8 +39,9 @@ def _as_prompt_list(value: Any) -> Any:
     return value
 
 
-def _is_token_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _are_token_ids(values: list[Any]) -> bool:
+    """Whole numbers, which JSON's true and false are not. Looks at types only: there may be a hundred thousand."""
+    return set(map(type, values)) <= {int}
 
 
 class CompletionRequest(SamplingFields):
