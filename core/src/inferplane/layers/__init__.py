@@ -22,6 +22,7 @@ from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQK
 from inferplane.layers.rope import RotaryEmbedding
 from inferplane.layers.router import Router, Routing
 from inferplane.layers.self_attention import SelfAttention
+from inferplane.layers.short_conv import ShortConvolution
 from inferplane.layers.ssm import StateSpaceMixer
 from inferplane.layers.state_mixer import CausalConvolution, StateMixer
 
@@ -60,6 +61,7 @@ __all__ = [
     "SeparateQKV",
     "SequentialBlock",
     "SparseMoE",
+    "ShortConvolution",
     "StackedExperts",
     "StateMixer",
     "StateSpaceMixer",

@@ -38,9 +38,12 @@ class StateSpaceMixer(StateMixer):
         bias: bool = False,
         conv_bias: bool = True,
         step_limits: tuple[float, float] = (0.0, float("inf")),
+        has_norm: bool = True,
+        scales: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0),
     ) -> None:
         """``num_groups``: of heads that share the matrices b and c, and of the norm; ``step_limits``: what a step is
-        clamped to."""
+        clamped to; without ``has_norm`` the gate alone follows; ``scales``: factors on the projection's gate, x, b, c
+        and steps."""
         check_one_rank(ctx, prefix)
         inner, shared = num_heads * head_dim, num_groups * state_size
         self._prefix = prefix
@@ -58,14 +61,20 @@ class StateSpaceMixer(StateMixer):
         self._decay, self._skip, self._step_bias = (
             torch.empty(num_heads, dtype=torch.float32, device=ctx.device) for _ in range(3)
         )
-        self._norm_weight = torch.empty(inner, dtype=ctx.dtype, device=ctx.device)
+        self._norm_weight = torch.empty(inner, dtype=ctx.dtype, device=ctx.device) if has_norm else None
+        sizes = (inner, *self._inner_sizes, num_heads)
+        factors = [torch.full((size,), scale) for size, scale in zip(sizes, scales)]
+        is_scaled = any(scale != 1.0 for scale in scales)
+        self._scales = torch.cat(factors).to(ctx.device, ctx.dtype) if is_scaled else None
         super().__init__(
             ctx, prefix, MambaSpec, [self.conv.state, ((num_heads, head_dim, state_size), "float32")]
         )
         self._scan = ctx.ops.ssm_scan
 
     def weight_slots(self) -> Sequence[WeightSlot]:
-        tensors = {"D": self._skip, "dt_bias": self._step_bias, "norm.weight": self._norm_weight}
+        tensors = {"D": self._skip, "dt_bias": self._step_bias}
+        if self._norm_weight is not None:
+            tensors["norm.weight"] = self._norm_weight
         return [
             *(WeightSlot(f"{self._prefix}.{name}", tuple(x.shape), x.copy_) for name, x in tensors.items()),
             WeightSlot(f"{self._prefix}.A_log", tuple(self._decay.shape), self._copy_decay),
@@ -76,9 +85,12 @@ class StateSpaceMixer(StateMixer):
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
-        gate, mixed, steps = self.in_proj(hidden).split(self._sizes, dim=-1)
-        y = self.mix((mixed, steps), batch)
-        return self.out_proj(self._norm(y, gate))
+        projected = self.in_proj(hidden)
+        if self._scales is not None:
+            projected = projected * self._scales
+        gate, mixed, steps = projected.split(self._sizes, dim=-1)
+        y = self.mix((mixed, steps), batch) * silu(gate.float())
+        return self.out_proj(self._normed(y).to(hidden.dtype))
 
     def advance(
         self, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], about: StateRound
@@ -91,11 +103,13 @@ class StateSpaceMixer(StateMixer):
         y, _ = self._scan(x, steps, self._decay, b, c, states[1], about.reads, about.writes, about.is_first)
         return (y.float() + x.float() * self._skip.unsqueeze(-1)).flatten(2)
 
-    def _norm(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Root-mean-square norm of each group after gating, in float32."""
-        gated = (y * silu(gate.float())).unflatten(-1, (self._shared_shape[0], -1))
-        normed = gated * torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + self._eps)
-        return self._norm_weight * normed.flatten(1).to(gate.dtype)
+    def _normed(self, y: torch.Tensor) -> torch.Tensor:
+        """Root-mean-square norm of each group, in float32."""
+        if self._norm_weight is None:
+            return y
+        groups = y.unflatten(-1, (self._shared_shape[0], -1))
+        normed = groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self._norm_weight * normed.flatten(1).to(self._norm_weight.dtype)
 
 
 def check_one_rank(ctx: BuildContext, prefix: str) -> None:

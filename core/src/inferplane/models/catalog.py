@@ -25,6 +25,7 @@ _HYBRID = ("FullAttentionSpec", "MambaSpec")
 _TRAINED = ("random weights", "trained weights")
 
 CATALOG: Mapping[str, ModelFacts] = {
+    "BambaForCausalLM": ModelFacts("Bamba", ("state-space layers", "partial rotary"), _HYBRID),
     "Cohere2ForCausalLM": ModelFacts(
         "Command", ("parallel blocks", "windows", "layers without positions"), _WINDOWED
     ),
@@ -36,6 +37,9 @@ CATALOG: Mapping[str, ModelFacts] = {
         tested=_TRAINED,
     ),
     "FalconForCausalLM": ModelFacts("Falcon", ("parallel blocks", "fused projections")),
+    "FalconH1ForCausalLM": ModelFacts(
+        "Falcon-H1", ("state-space layers", "mixers side by side", "multipliers"), _HYBRID
+    ),
     "Gemma2ForCausalLM": ModelFacts("Gemma", ("windows", "soft caps", "norms on both sides"), _WINDOWED),
     "Gemma3ForCausalLM": ModelFacts(
         "Gemma", ("windows", "norms on q and k", "norms on both sides"), _WINDOWED
@@ -55,6 +59,9 @@ CATALOG: Mapping[str, ModelFacts] = {
     "GraniteMoeForCausalLM": ModelFacts("Granite", ("multipliers", "experts")),
     "GraniteMoeHybridForCausalLM": ModelFacts(
         "Granite", ("state-space layers", "multipliers", "experts", "shared experts"), _HYBRID, _TRAINED
+    ),
+    "Lfm2ForCausalLM": ModelFacts(
+        "LFM2", ("short convolutions", "norms on q and k"), ("FullAttentionSpec", "StateSpec")
     ),
     "Llama4ForCausalLM": ModelFacts(
         "Llama",

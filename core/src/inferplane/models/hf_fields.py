@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,15 @@ def positive_number(hf_config: Mapping[str, Any], key: str, default: float) -> f
     value = default if value is None else value
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise ModelLoadError(f"{key} should be a positive number in the model's config, but is {value!r}")
+    return float(value)
+
+
+def number(hf_config: Mapping[str, Any], key: str, default: float) -> float:
+    """Of any sign; ``default`` stands for a missing key and for null."""
+    value = hf_config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise ModelLoadError(f"{key} should be a number in the model's config, but is {value!r}")
     return float(value)
 
 

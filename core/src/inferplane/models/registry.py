@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from inferplane.api.model import BuildContext, Model
 
 BUILT_IN: Mapping[str, str] = {
+    "BambaForCausalLM": "inferplane.models.bamba:BambaForCausalLM",
     "Cohere2ForCausalLM": "inferplane.models.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "inferplane.models.cohere:CohereForCausalLM",
     "DeepseekV2ForCausalLM": "inferplane.models.deepseek:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "inferplane.models.deepseek:DeepseekV3ForCausalLM",
     "FalconForCausalLM": "inferplane.models.gpt:FalconForCausalLM",
+    "FalconH1ForCausalLM": "inferplane.models.bamba:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "inferplane.models.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "inferplane.models.gemma:Gemma3ForCausalLM",
     "GemmaForCausalLM": "inferplane.models.gemma:GemmaForCausalLM",
@@ -32,6 +34,7 @@ BUILT_IN: Mapping[str, str] = {
     "GraniteForCausalLM": "inferplane.models.granite:GraniteForCausalLM",
     "GraniteMoeForCausalLM": "inferplane.models.granite:GraniteMoeForCausalLM",
     "GraniteMoeHybridForCausalLM": "inferplane.models.granite:GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM": "inferplane.models.lfm2:Lfm2ForCausalLM",
     "Llama4ForCausalLM": "inferplane.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "inferplane.models.llama:LlamaForCausalLM",
     "Mamba2ForCausalLM": "inferplane.models.mamba2:Mamba2ForCausalLM",

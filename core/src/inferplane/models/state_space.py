@@ -12,15 +12,22 @@ from inferplane.models.hf_fields import flag, text, whole_number
 
 
 def state_space_mixer(
-    ctx: BuildContext, prefix: str, hidden_size: int, eps: float, **options: Any
+    ctx: BuildContext,
+    prefix: str,
+    hidden_size: int,
+    eps: float,
+    *,
+    inner_size: int | None = None,
+    **options: Any,
 ) -> StateSpaceMixer:
-    """Of one layer; ``options`` are `StateSpaceMixer`'s."""
+    """Of one layer; ``inner_size`` is that of all heads, where ``mamba_expand`` does not say it, and ``options`` are
+    `StateSpaceMixer`'s."""
     hf = ctx.hf_config
     check_silu(hf)
     num_heads = whole_number(hf, "mamba_n_heads", 128)
     # "auto" is written out by newer configurations
     head_dim = None if hf.get("mamba_d_head") == "auto" else hf.get("mamba_d_head")
-    inner = whole_number(hf, "mamba_expand", 2) * hidden_size
+    inner = inner_size or whole_number(hf, "mamba_expand", 2) * hidden_size
     return StateSpaceMixer(
         ctx,
         prefix,

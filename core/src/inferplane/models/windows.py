@@ -11,7 +11,7 @@ from inferplane.models.hf_fields import whole_number
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 LINEAR = "linear_attention"
 """Any layer with a state."""
-_OLDER_NAMES = {"mamba": LINEAR, "attention": FULL}
+_OTHER_NAMES = {"mamba": LINEAR, "conv": LINEAR, "attention": FULL}
 
 
 def layer_type(
@@ -27,7 +27,7 @@ def layer_type(
     num_layers = whole_number(hf, "num_hidden_layers")
     if not isinstance(types, (list, tuple)) or len(types) != num_layers:
         raise ModelLoadError(f"layer_types should be a list of {num_layers} types, but is {types!r}")
-    found = _OLDER_NAMES.get(str(types[index]), types[index])
+    found = _OTHER_NAMES.get(str(types[index]), types[index])
     if found not in known:
         raise ModelLoadError(f"layer_types[{index}] is {types[index]!r}; known: {', '.join(known)}")
     return found
