@@ -290,4 +290,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "mamba": ("MambaConfig", {"state_size": 12, "use_bias": True, "tie_word_embeddings": True}),
+    "jamba": (
+        "JambaConfig",
+        {
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_offset": 0,
+            "mamba_d_state": 12,
+            "mamba_dt_rank": 6,
+        },
+    ),
 }

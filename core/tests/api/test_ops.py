@@ -139,6 +139,7 @@ def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) ->
     dtypes = {
         "topk_softmax": (torch.float32, torch.int32),
         "ssm_scan": (dtype, torch.float32),
+        "selective_scan": (dtype, torch.float32),
         "gated_delta_rule": (dtype, torch.float32),
     }.get(op.name, (dtype, dtype))
     results = (r if isinstance(r, tuple) else (r,) for r in (got, want, repeated))

@@ -15,7 +15,7 @@ import torch
 
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.op import DEFAULT_TOLERANCES, OPS, Op, Tolerance, declare_op, random_tensor
-from inferplane.api.state_ops import causal_conv1d, gated_delta_rule, ssm_scan
+from inferplane.api.state_ops import causal_conv1d, gated_delta_rule, selective_scan, ssm_scan
 
 __all__ = [
     "DEFAULT_TOLERANCES",
@@ -33,6 +33,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "rms_norm",
     "rotary",
+    "selective_scan",
     "silu_and_mul",
     "ssm_scan",
     "topk_softmax",
@@ -75,6 +76,7 @@ class OpTable:
     fused_experts: Callable[..., torch.Tensor]
     causal_conv1d: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     ssm_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_delta_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:

@@ -123,6 +123,44 @@ def _decay_between(total: torch.Tensor) -> torch.Tensor:
     return between.masked_fill(is_later, -torch.inf).exp()
 
 
+def _selective_scan_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    x, steps = random_tensor(g, dtype, 3, 20, 16), torch.rand(3, 20, 16, generator=g) * 0.5
+    b, c = (random_tensor(g, dtype, 3, 20, 6) for _ in range(2))
+    return x, steps, -torch.rand(16, 6, generator=g), b, c, torch.randn(5, 16, 6, generator=g), *_round()
+
+
+@declare_op(_selective_scan_inputs, overwrites=(5,))
+def selective_scan(
+    x: torch.Tensor,
+    steps: torch.Tensor,
+    decay: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    reads: torch.Tensor,
+    writes: torch.Tensor,
+    is_first: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The selective state space of Mamba (arXiv:2312.00752), token after token in each channel:
+    ``state = exp(steps * decay) * state + steps * x * b`` and ``y = state @ c``.
+
+    ``x: [n, length, channels]``, ``steps`` the same in float32, ``decay: [channels, state_size]`` float32,
+    ``b, c: [n, length, state_size]``, ``states: [num_blocks, channels, state_size]`` float32. Computed in float32
+    (float64 for float64). Returns y like x, and states.
+    """
+    wide = _wide(x.dtype)
+    rates, keys, queries = steps.to(wide), b.to(wide), c.to(wide)
+    values = x.to(wide) * rates
+    state = _before(states, reads, is_first).to(wide)
+    out = torch.empty_like(x)
+    for token in range(x.shape[1]):
+        kept = torch.exp(rates[:, token].unsqueeze(-1) * decay.to(wide))
+        state = kept * state + values[:, token].unsqueeze(-1) * keys[:, token].unsqueeze(1)
+        out[:, token] = torch.einsum("ncs,ns->nc", state, queries[:, token])
+    states[writes] = state.to(states.dtype)
+    return out, states
+
+
 def _gated_delta_rule_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     q, k = (random_tensor(g, dtype, 3, 70, 2, 6) for _ in range(2))
     v, log_decay = random_tensor(g, dtype, 3, 70, 4, 8), -torch.rand(3, 70, 4, generator=g)

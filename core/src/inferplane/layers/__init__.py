@@ -2,7 +2,7 @@
 
 from inferplane.layers.activation import GatedActivation
 from inferplane.layers.attention import Attention
-from inferplane.layers.block import ParallelBlock, SequentialBlock
+from inferplane.layers.block import MixerBlock, ParallelBlock, SequentialBlock
 from inferplane.layers.delta_net import DeltaHeads, GatedDeltaNet
 from inferplane.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
 from inferplane.layers.experts import Experts, SeparateExperts, StackedExperts
@@ -21,6 +21,7 @@ from inferplane.layers.norm import AllHeadsRMSNorm, LayerNorm, Norm, RMSNorm
 from inferplane.layers.qkv import FusedQKV, Heads, QKVParallelLinear, SeparateQKV
 from inferplane.layers.rope import RotaryEmbedding
 from inferplane.layers.router import Router, Routing
+from inferplane.layers.selective_scan import SelectiveScanMixer, SelectiveShape
 from inferplane.layers.self_attention import SelfAttention
 from inferplane.layers.short_conv import ShortConvolution
 from inferplane.layers.ssm import StateSpaceMixer
@@ -44,6 +45,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MLP",
+    "MixerBlock",
     "MergedColumnParallelLinear",
     "Norm",
     "ParallelBlock",
@@ -56,6 +58,8 @@ __all__ = [
     "Router",
     "Routing",
     "RowParallelLinear",
+    "SelectiveScanMixer",
+    "SelectiveShape",
     "SelfAttention",
     "SeparateExperts",
     "SeparateQKV",

@@ -76,6 +76,18 @@ class ParallelBlock(Layer):
         return self.attention(normed, batch) + self.mlp(mlp_input), residual
 
 
+class MixerBlock(Layer):
+    """``x + mixer(norm(x))``, where a mixer is whatever takes a hidden state and the step."""
+
+    def __init__(self, norm: Norm, mixer: Layer) -> None:
+        self.norm = norm
+        self.mixer = mixer
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
+        hidden, residual = self.norm.add(hidden, residual)
+        return self.mixer(hidden, batch), residual
+
+
 def _enter(
     norm: Norm | None, hidden: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

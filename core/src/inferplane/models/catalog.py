@@ -63,6 +63,9 @@ CATALOG: Mapping[str, ModelFacts] = {
     "Lfm2ForCausalLM": ModelFacts(
         "LFM2", ("short convolutions", "norms on q and k"), ("FullAttentionSpec", "StateSpec")
     ),
+    "JambaForCausalLM": ModelFacts(
+        "Jamba", ("state-space layers", "layers without positions", "experts"), _HYBRID
+    ),
     "Llama4ForCausalLM": ModelFacts(
         "Llama",
         ("chunks", "layers without positions", "experts", "shared experts"),
@@ -70,6 +73,7 @@ CATALOG: Mapping[str, ModelFacts] = {
     ),
     "LlamaForCausalLM": ModelFacts("Llama", tested=_TRAINED),
     "Mamba2ForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
+    "MambaForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
     "MistralForCausalLM": ModelFacts("Llama", ("windows",), _WINDOWED),
     "MixtralForCausalLM": ModelFacts("Mixtral", ("windows", "experts"), _WINDOWED, _TRAINED),
     "Olmo2ForCausalLM": ModelFacts("OLMo", ("norms behind", "norms on q and k")),

@@ -63,3 +63,9 @@ def check_silu(hf: Mapping[str, Any], key: str = "hidden_act") -> None:
     """Raises `ModelLoadError` for an activation that the mixers do not have."""
     if (activation := text(hf, key, "silu")) not in ("silu", "swish"):
         raise ModelLoadError(f"{key} {activation!r} is not supported by this family; silu is")
+
+
+def step_rank(hf: Mapping[str, Any], key: str, hidden_size: int) -> int:
+    """Of the product that makes a channel's steps; "auto" is a sixteenth of the hidden size."""
+    rank = None if hf.get(key) == "auto" else hf.get(key)
+    return whole_number({key: rank}, key, -(-hidden_size // 16))
