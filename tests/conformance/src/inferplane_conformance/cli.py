@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -35,7 +36,27 @@ from inferplane_conformance.level import LEVELS
     "-k", "keyword", default="", metavar="EXPRESSION", help="Run just the tests that pytest's -k selects."
 )
 @click.option(
-    "--soak", "soak_s", type=float, default=10.0, show_default=True, help="Seconds of the serving soak."
+    "--soak", "soak_s", type=float, help="Seconds of the serving soak: 10, or 2 with --quick, without it."
+)
+@click.option(
+    "--quick",
+    "is_quick",
+    is_flag=True,
+    help="One seed, one size of blocks, a short soak: finds most faults in a part of the time.",
+)
+@click.option(
+    "--limit",
+    "limit_s",
+    type=float,
+    metavar="SECONDS",
+    help="Start no test after so many seconds: the report then has those that ran, and says failed.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(("test", "perf", "support")),
+    default="test",
+    show_default=True,
+    help="test runs the levels; support lists who serves each op, and perf how long a call of it takes.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="One line for each test.")
 def conform(
@@ -44,23 +65,53 @@ def conform(
     only: tuple[int, ...],
     report: Path | None,
     keyword: str,
-    soak_s: float,
+    soak_s: float | None,
+    is_quick: bool,
+    limit_s: float | None,
+    mode: str,
     verbose: bool,
 ) -> None:
     """Tests whether a platform keeps the plugin contract, level by level.
 
     Ends with status 0 when every test passed, was skipped for a missing capability or is a declared xfail.
     """
+    if mode != "test":
+        _list_ops(device, mode, report)
+        return
     import pytest
 
     from inferplane_conformance.pytest_plugin import KitOptions, KitPlugin
 
     levels = tuple(only) or tuple(range(level + 1))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what else is installed must not change the outcome
-    kit = KitPlugin(KitOptions(device=device, levels=levels, report=report, soak_s=soak_s))
+    if soak_s is None:
+        soak_s = 2.0 if is_quick else 10.0
+    options = KitOptions(
+        device=device, levels=levels, report=report, soak_s=soak_s, is_quick=is_quick, limit_s=limit_s
+    )
+    kit = KitPlugin(options)
     folder = Path(__file__).parent / "levels"
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
     arguments += ["-v"] if verbose else ["-q"]
     arguments += ["-k", keyword] if keyword else []
     arguments += [str(file) for number in levels for file in sorted(folder.glob(f"level_{number}_*.py"))]
     sys.exit(int(pytest.main(arguments, plugins=[kit])))
+
+
+def _list_ops(device: str, mode: str, report: Path | None) -> None:
+    from inferplane.cli.table import print_table
+    from inferplane_conformance import op_modes
+    from inferplane_conformance.subject import Subject
+
+    subject = Subject(device)
+    if subject.absence:
+        raise click.ClickException(f"there is no device: {subject.absence}")
+    if mode == "perf":
+        rows = list(op_modes.perf_rows(subject))
+        print_table(rows, op_modes.PERF_COLUMNS)
+    else:
+        rows = list(op_modes.support_rows(subject))
+        print_table(rows, op_modes.SUPPORT_COLUMNS)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

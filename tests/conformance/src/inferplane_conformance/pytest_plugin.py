@@ -24,6 +24,10 @@ class KitOptions:
     levels: tuple[int, ...]
     report: Path | None = None
     soak_s: float = 10.0
+    is_quick: bool = False
+    """Whether one case stands for those that differ in seed or block size only."""
+    limit_s: float | None = None
+    """Of the run: after it no further test begins."""
 
 
 class KitPlugin:
@@ -36,6 +40,8 @@ class KitPlugin:
         self.results: list[Result] = []
         self._llama_folder: Path | None = None
         self._started = time.time()
+        self._report: Report | None = None
+        self._session: pytest.Session | None = None
 
     # -- fixtures
 
@@ -79,7 +85,15 @@ class KitPlugin:
                 if xfail.matches(_id(item.nodeid)):
                     item.add_marker(pytest.mark.xfail(reason=xfail.reason, strict=True))
 
+    def pytest_runtest_logfinish(self) -> None:
+        limit_s = self.options.limit_s
+        if limit_s is not None and time.time() - self._started > limit_s and self._session is not None:
+            self._session.shouldstop = f"the limit of {limit_s:g} s is over"
+
     # -- results
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -91,29 +105,27 @@ class KitPlugin:
         return report
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._report = Report(
+            subject=describe_subject(self._subject),
+            has_passed=exitstatus == 0,
+            levels=list(self.options.levels),
+            is_quick=self.options.is_quick,
+            xfails=self.xfails,
+            results=self.results,
+            seconds=time.time() - self._started,
+        )
         if self.options.report is not None:
-            report = Report(
-                subject=describe_subject(self._subject),
-                has_passed=exitstatus == 0,
-                levels=list(self.options.levels),
-                xfails=self.xfails,
-                results=self.results,
-                seconds=time.time() - self._started,
-            )
-            report.write(self.options.report)
+            self._report.write(self.options.report)
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        facts = describe_subject(self._subject)
-        terminalreporter.section(f"conformance of {facts['device']} ({facts['distribution']})")
-        for level in self.options.levels:
-            terminalreporter.line(Report.level_line(level, self.results))
-        if facts["num_lines"]:
-            terminalreporter.line(
-                f"source: {facts['num_lines']} lines, of which a first token needs "
-                f"{facts['num_first_token_lines']}; {facts['shared_percent']:.1f} % shared with the core"
-            )
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """The last that is printed, after pytest's own lists."""
+        terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None or self._report is None:
+            return
+        for line in self._report.summary():
+            terminal.write_line(line)
         for stale in stale_xfails(self.xfails, [result.test for result in self.results], self.options.levels):
-            terminalreporter.line(f"xfail for {stale.test!r} matches no test of these levels", yellow=True)
+            terminal.write_line(f"xfail for {stale.test!r} matches no test of these levels", yellow=True)
 
 
 def _id(node_id: str) -> str:

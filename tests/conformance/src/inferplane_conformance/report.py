@@ -54,6 +54,7 @@ class Report:
     subject: dict[str, Any]
     has_passed: bool
     levels: list[int]
+    is_quick: bool
     xfails: list[Xfail]
     results: list[Result]
     seconds: float
@@ -62,6 +63,7 @@ class Report:
         return {
             "form": FORM,
             "passed": self.has_passed,
+            "quick": self.is_quick,
             "subject": self.subject,
             "levels": {str(level): _counts(level, self.results) for level in self.levels},
             "xfails": [asdict(xfail) for xfail in self.xfails],
@@ -76,11 +78,27 @@ class Report:
         file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         file.with_suffix(".html").write_text(render_page(content), encoding="utf-8")
 
-    @staticmethod
-    def level_line(level: int, results: Sequence[Result]) -> str:
-        counts = _counts(level, results)
-        parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-        return f"level {level} {LEVELS[level]}: {parts or 'nothing ran'}"
+    def summary(self) -> list[str]:
+        """A few lines for a terminal: each failure, each level, the source, the verdict."""
+        facts = self.subject
+        lines = [f"{each.outcome} {each.test}" for each in self.results if each.outcome == "failed"]
+        lines += [f"level {level} {LEVELS[level]}: {_spelled(level, self.results)}" for level in self.levels]
+        if facts["num_lines"]:
+            lines.append(
+                f"source: {facts['num_lines']} lines, of which a first token needs {facts['num_first_token_lines']}; "
+                f"{facts['shared_percent']:.1f} % shared with the core"
+            )
+        verdict = "passed" if self.has_passed else "FAILED"
+        quick = " (quick)" if self.is_quick else ""
+        lines.append(
+            f"conformance of {facts['device']} ({facts['distribution']}): {verdict}{quick} in {self.seconds:.0f} s"
+        )
+        return lines
+
+
+def _spelled(level: int, results: Sequence[Result]) -> str:
+    counts = _counts(level, results)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "nothing ran"
 
 
 def _counts(level: int, results: Sequence[Result]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from inferplane.api.kv import (
 from inferplane_conformance.attention_oracle import attend
 from inferplane_conformance.attention_steps import Requests
 from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.pytest_plugin import KitOptions
 from inferplane_conformance.subject import Subject
 
 BLOCK_SIZES = (16, 32, 64)
@@ -99,33 +100,35 @@ def backends(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> lis
 @torch.inference_mode()
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_attention(subject: Subject, dtype: torch.dtype, shape: str, spec: str) -> None:
+def test_attention(
+    subject: Subject, kit_options: KitOptions, dtype: torch.dtype, shape: str, spec: str
+) -> None:
     """Rows are right whatever else is in the step, and what a request stored is what it finds later."""
     spec_class, settings = SPECS[spec]
-    run_all(
-        subject, make_layer(SHAPES[shape], spec_class, settings, platform_block_size(subject), dtype), dtype
-    )
+    layer = make_layer(SHAPES[shape], spec_class, settings, platform_block_size(subject), dtype)
+    run_all(subject, layer, dtype, () if kit_options.is_quick else BLOCK_SIZES)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("shape", LATENTS)
-def test_latent_attention(subject: Subject, dtype: torch.dtype, shape: str) -> None:
+def test_latent_attention(subject: Subject, kit_options: KitOptions, dtype: torch.dtype, shape: str) -> None:
     """Attention to latents, which are keys and values at once (MLA)."""
-    layer, rope_dim = LATENTS[shape]
+    sizes, rope_dim = LATENTS[shape]
     settings = {"rope_dim": rope_dim}
-    run_all(
-        subject, make_layer(layer, MLAAttentionSpec, settings, platform_block_size(subject), dtype), dtype
-    )
+    layer = make_layer(sizes, MLAAttentionSpec, settings, platform_block_size(subject), dtype)
+    run_all(subject, layer, dtype, () if kit_options.is_quick else BLOCK_SIZES)
 
 
-def run_all(subject: Subject, default: AttentionLayer, dtype: torch.dtype) -> None:
-    """Every backend that would serve the layer, in every size of blocks that it takes."""
+def run_all(
+    subject: Subject, default: AttentionLayer, dtype: torch.dtype, block_sizes: Sequence[int]
+) -> None:
+    """Every backend that would serve the layer, in its own size of blocks and each of the others that it takes."""
     generator = torch.Generator().manual_seed(1)
     sinks = torch.randn(default.num_heads, generator=generator) if default.has_sinks else None
     # a token sees none after it, so that whole sequences say what is right for every step
     requests = Requests(default, dtype).requests
     expected = [attend(default, each.q, each.k, each.v, sinks) for each in requests]
-    for block_size in dict.fromkeys((default.spec.block_size, *BLOCK_SIZES)):
+    for block_size in dict.fromkeys((default.spec.block_size, *block_sizes)):
         layer = replace(default, spec=replace(default.spec, block_size=block_size))
         if block_size != default.spec.block_size and not takes(subject, layer, dtype):
             continue
