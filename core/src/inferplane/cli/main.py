@@ -18,6 +18,11 @@ BUILT_IN = (
     CommandSpec(
         "plugins", "inferplane.cli.plugins:plugins", "Show which plugins and devices were found, and why not."
     ),
+    CommandSpec(
+        "quantize",
+        "inferplane.cli.quantize:quantize",
+        "Write a model with its weights rounded to fewer bits.",
+    ),
     CommandSpec("collect-env", "inferplane.cli.collect_env:collect_env", "Print facts for a bug report."),
 )
 

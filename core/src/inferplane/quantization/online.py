@@ -11,7 +11,7 @@ from inferplane.api.quant import PLAIN_DTYPES, QuantFormat, StoredMatrix, Stored
 from inferplane.api.quantized_weight import QuantizedWeight, QuantScheme
 from inferplane.quantization.rounding import FP8_CHANNEL, INT8_CHANNEL, round_to
 
-_LEAST_FEATURES = 16
+LEAST_FEATURES = 16
 """A smaller matrix is a gate, which costs nothing and errs dearly."""
 
 
@@ -22,7 +22,7 @@ class _Online(QuantFormat):
         pass
 
     def matrix(self, name: str, out_features: int, in_features: int) -> StoredMatrix | None:
-        if min(out_features, in_features) < _LEAST_FEATURES:
+        if min(out_features, in_features) < LEAST_FEATURES:
             return None
         return PlainMatrix(name, out_features, in_features, self.scheme)
 

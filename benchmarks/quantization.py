@@ -1,0 +1,95 @@
+"""Perplexity of one model in several forms, through the engine, on a fixed text in the public domain.
+
+    python benchmarks/quantization.py path/to/plain-folder [--text FILE] [--max-tokens 512] [--json FILE] [FORM …]
+
+A form is ``bf16``; ``fp8`` or ``int8``, rounded while loading; or ``w4-64``, ``w4-128``, ``w8``, ``mxfp4``, written by
+``inferplane quantize`` first. Printed is a table with the distance of each from bf16. The text that is used when none
+is named is short: it shows gross faults, not small differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from inferplane import LLM, SamplingParams
+from inferplane.config import EngineArgs
+from inferplane.config.resolve import resolve
+from inferplane.plugins import load_plugins
+from inferplane.quantization.writer import scheme_named, write_quantized
+
+TEXT = Path(__file__).with_name("carroll_1865.txt")
+ONLINE = ("fp8", "int8")
+WRITTEN = {"w8": ("int8", None), "w4-64": ("int4", 64), "w4-128": ("int4", 128), "mxfp4": ("mxfp4", None)}
+FORMS = ("bf16", *ONLINE, "w4-64", "mxfp4")
+
+
+def perplexity(model: str, text: str, num_tokens: int, window: int, **settings: Any) -> tuple[float, int]:
+    """e to the mean of minus the log-probability of each token but the first of its window, and how many there were."""
+    with LLM(model, max_model_len=window + 1, **settings) as llm:
+        ids = llm.get_tokenizer().encode(text)[:num_tokens]
+        windows = [ids[start : start + window] for start in range(0, len(ids) - 1, window)]
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        prompts = [{"prompt_token_ids": part} for part in windows if len(part) > 1]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    entries = [entry for output in outputs for entry in output.prompt_logprobs or ()]
+    logprobs = [entry.chosen.logprob for entry in entries if entry is not None]
+    return math.exp(-sum(logprobs) / len(logprobs)), len(logprobs)
+
+
+def measure(form: str, folder: Path, text: str, options: argparse.Namespace) -> dict[str, Any]:
+    common = {"dtype": "bfloat16", "device": options.device, "max_num_seqs": 4, "kv_cache_bytes": 256 << 20}
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        model = folder
+        if form in WRITTEN:
+            name, group_size = WRITTEN[form]
+            plugins = load_plugins()
+            model = Path(scratch) / "model"
+            config = resolve(EngineArgs(model=str(folder), device="reference"), plugins)
+            write_quantized(config, plugins, scheme_named(name, group_size), model, progress=False)
+        elif form in ONLINE:
+            common["quantization"] = form
+        elif form != "bf16":
+            raise SystemExit(f"{form} is no form; there are bf16, {', '.join((*ONLINE, *WRITTEN))}")
+        found, count = perplexity(str(model), text, options.max_tokens, options.window, **common)
+    return {
+        "engine": "inferplane", "model": folder.name, "case": f"perplexity_{form}", "tokens": count,
+        "perplexity": round(found, 4), "seconds": round(time.perf_counter() - started, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("forms", nargs="*", default=FORMS)
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--window", type=int, default=256)
+    parser.add_argument("--device")
+    parser.add_argument("--json", type=Path, help="append one object for each form to this file")
+    options = parser.parse_intermixed_args()
+    text = options.text.read_text(encoding="utf-8")
+    rows = []
+    for form in options.forms:
+        rows.append(measure(form, options.folder, text, options))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.json is not None:
+        with options.json.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    base = rows[0]["perplexity"]
+    print(f"\n| form | perplexity | against {rows[0]['case'].removeprefix('perplexity_')} |\n|---|---|---|")
+    for row in rows:
+        print(f"| {row['case'].removeprefix('perplexity_')} | {row['perplexity']:.3f} | "
+              f"{100 * (row['perplexity'] / base - 1):+.2f} % |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""``inferplane quantize``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+SCHEMES = ("fp8", "int8", "int4", "mxfp4")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--scheme", type=click.Choice(SCHEMES), required=True, help="What each number becomes.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
+@click.option("--group-size", type=int, help="Columns that share a scale, of --scheme int4. Default: 128.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
+def quantize(model: str, scheme: str, out: Path, group_size: int | None, as_json: bool) -> None:
+    """Round the weights of MODEL to the nearest and write them as a compressed-tensors checkpoint."""
+    from inferplane.config.args import EngineArgs
+    from inferplane.config.resolve import resolve
+    from inferplane.plugins import load_plugins
+    from inferplane.quantization.writer import scheme_named, write_quantized
+
+    plugins = load_plugins()
+    found = scheme_named(scheme, group_size)
+    config = resolve(EngineArgs(model=model, device="reference"), plugins)
+    written = write_quantized(config, plugins, found, out)
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "scheme": str(found), **asdict(written)}))
+        return
+    before, after = written.bytes_before / 2**20, written.bytes_after / 2**20
+    click.echo(
+        f"{out}: {written.num_matrices} matrices as {found}, {written.num_plain} tensors as they were; "
+        f"{before:.0f} MiB became {after:.0f} MiB"
+    )
