@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -62,44 +63,41 @@ def check_installation() -> Iterator[Diagnostic]:
 
 def examine_plugin(name: str, timeout_s: float) -> Iterator[Diagnostic]:
     """Runs `inferplane.plugins.checkup` and ends it, with all that it started, when its time is over."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "inferplane.plugins.checkup", name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None and process.stderr is not None
     is_late = threading.Event()
-    timer = threading.Timer(timeout_s, _end, (process, is_late))
-    timer.start()
-    last_words: list[str] = []
-    reader = threading.Thread(
-        target=lambda stream: last_words.extend(stream), args=(process.stderr,), daemon=True
-    )
-    reader.start()
     current = "start"
-    try:
-        for line in process.stdout:
-            message = json.loads(line)
-            if "begin" in message:
-                current = message["begin"]
-            else:
-                yield Diagnostic(**{**message, "health": Health(message["health"])})
-        code = process.wait()
-    finally:
-        timer.cancel()
-        _end(process, threading.Event())
-        process.wait()
-    reader.join(1)
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "inferplane.plugins.checkup", name],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        timer = threading.Timer(timeout_s, _end, (process, is_late))
+        timer.start()
+        with process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    message = json.loads(line)
+                    if "begin" in message:
+                        current = message["begin"]
+                    else:
+                        yield Diagnostic(**{**message, "health": Health(message["health"])})
+                code = process.wait()
+            finally:
+                timer.cancel()
+                _end(process, threading.Event())
+        said.seek(0)
+        last_words = said.read().rstrip().rpartition("\n")[2].strip()
     mend = f"uninstall it, or report it to its author: plugin {name!r} must not take others down"
     if is_late.is_set():
         yield Diagnostic(
             current, Health.FAULT, f"was still running after {timeout_s:g} s and was ended", mend
         )
     elif code:
-        words = f"; it said last: {last_words[-1].strip()}" if last_words else ""
+        words = f"; it said last: {last_words}" if last_words else ""
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         yield Diagnostic(current, Health.FAULT, f"ended its process ({how}){words}", mend)
 
