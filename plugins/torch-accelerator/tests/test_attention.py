@@ -165,7 +165,7 @@ def test_what_triton_does_not_do() -> None:
     assert "power of two from 16 tokens, not of 24" in reason_of(
         TritonAttention, make_layer(torch.float32, 24)
     )
-    assert "not for 512" in reason_of(TritonAttention, replace(layer, head_dim=512))
+    assert "not of 512" in reason_of(TritonAttention, replace(layer, head_dim=512))
 
 
 def test_inputs_are_one_step(device: torch.device) -> None:
