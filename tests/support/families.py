@@ -302,4 +302,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_dt_rank": 6,
         },
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "head_dim": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "ssm_state_size": 12,
+            "mlp_bias": True,
+        },
+    ),
 }

@@ -40,6 +40,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_new": partial(torch.nn.functional.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
     "relu": torch.nn.functional.relu,
+    "relu2": lambda x: torch.nn.functional.relu(x).square(),
 }
 """Of one input, by the name that configurations have for them."""
 

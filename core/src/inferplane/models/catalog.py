@@ -76,6 +76,11 @@ CATALOG: Mapping[str, ModelFacts] = {
     "MambaForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
     "MistralForCausalLM": ModelFacts("Llama", ("windows",), _WINDOWED),
     "MixtralForCausalLM": ModelFacts("Mixtral", ("windows", "experts"), _WINDOWED, _TRAINED),
+    "NemotronHForCausalLM": ModelFacts(
+        "Nemotron",
+        ("state-space layers", "layers without positions", "one mixer a block", "no gate"),
+        _HYBRID,
+    ),
     "Olmo2ForCausalLM": ModelFacts("OLMo", ("norms behind", "norms on q and k")),
     "Olmo3ForCausalLM": ModelFacts("OLMo", ("windows", "norms behind", "norms on q and k"), _WINDOWED),
     "OlmoeForCausalLM": ModelFacts("OLMo", ("norms on q and k", "experts")),

@@ -42,6 +42,7 @@ BUILT_IN: Mapping[str, str] = {
     "MambaForCausalLM": "inferplane.models.mamba:MambaForCausalLM",
     "MistralForCausalLM": "inferplane.models.llama:MistralForCausalLM",
     "MixtralForCausalLM": "inferplane.models.sparse:MixtralForCausalLM",
+    "NemotronHForCausalLM": "inferplane.models.nemotron_h:NemotronHForCausalLM",
     "Olmo2ForCausalLM": "inferplane.models.olmo:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "inferplane.models.olmo:Olmo3ForCausalLM",
     "OlmoeForCausalLM": "inferplane.models.olmo:OlmoeForCausalLM",
