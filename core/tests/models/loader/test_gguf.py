@@ -164,7 +164,10 @@ def write_variant(
     """The tiny llama with other metadata; a value of None leaves the key out."""
     config = json.loads((folder / "config.json").read_text())
     metadata = {**gguf_files.config_metadata(config, "llama"), **changes}
-    tensors = {gguf_files.gguf_name(k): v.numpy() for k, v in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        gguf_files.gguf_name(k, "llama"): v.numpy()
+        for k, v in load_file(folder / "model.safetensors").items()
+    }
     tensors = {name: values for name, values in tensors.items() if name != without}
     metadata = {key: value for key, value in metadata.items() if value is not None}
     return gguf_files.write_gguf(tmp_path / "variant.gguf", metadata, {**tensors, **(more or {})})
