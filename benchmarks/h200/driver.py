@@ -65,6 +65,9 @@ PEER_LATENCY = {"serve_c512_1024x512+128": {"ttft_ms_p50": 3197, "itl_ms_p99": 3
 """What its callers saw, of llama-8b, in milliseconds."""
 
 
+OFFLINE_CASES = [case for case in PEER["llama-8b"] if case != "ready" and not case.startswith("serve_")]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One script with its arguments."""
@@ -79,7 +82,7 @@ def stages(args: argparse.Namespace) -> dict[str, Stage]:
     model = shapes.write_folder(args.model, Path(tempfile.mkdtemp()))
     engine = ["--device", args.device, "--load-format", "dummy", "--max-model-len", "8192", *args.engine]
     bench = [sys.executable, "-m", "inferplane.cli.main", "bench", "cases", str(model), "--json", *engine]
-    cases = args.cases.split(",") if args.cases else ["startup", *list(PEER["llama-8b"])[1:]]
+    cases = args.cases.split(",") if args.cases else OFFLINE_CASES
     profiled = [case for case in cases if case.startswith(("decode", "prefill"))]
     profile = ["--repeat", "1", "--profile", str(args.out / "profiles"), *flags("--case", profiled)]
     products = [sys.executable, str(HERE / "products.py"), "--model", args.model, "--device", args.device]
