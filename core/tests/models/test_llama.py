@@ -191,7 +191,7 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_size": None}, "hidden_size should be a whole number of at least 1"),
     ("llama", {"num_hidden_layers": "2"}, "num_hidden_layers .* is '2'"),
     ("llama", {"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
-    ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
+    ("llama", {"quantization_config": {"quant_method": "spqr"}}, "quant_method 'spqr'"),
     ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps should be a positive number .* is 'small'"),
     ("llama", {"attention_bias": 1}, "attention_bias should be true or false .* is 1"),
     ("mistral", {"sliding_window": "wide"}, "sliding_window .* is 'wide'"),

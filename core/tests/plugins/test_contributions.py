@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -204,9 +205,18 @@ def resolved(folder: Path, **settings: object):
     return resolve(EngineArgs(model=str(folder), device="reference", **settings), load_plugins())  # type: ignore[arg-type]
 
 
+def of_the_toy(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those of plugins that happen to be installed."""
+    return {name: value for name, value in options.items() if name.startswith("toy_")}
+
+
 def test_options_and_their_validation(toys: ToyIndex, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     toys.install("toy", OPTIONS)
-    assert resolved(folder).plugin_options == {"toy_level": 3, "toy_colour": None, "toy_is_loud": False}
+    assert of_the_toy(resolved(folder).plugin_options) == {
+        "toy_level": 3,
+        "toy_colour": None,
+        "toy_is_loud": False,
+    }
     assert resolved(folder, plugin_options={"toy_level": 9}).plugin_options["toy_level"] == 9
     for name, value, message in (
         ("toy_level", 10, "at most 9 on reference"),
@@ -235,7 +245,7 @@ def test_options_on_the_command_line(toys: ToyIndex) -> None:
 
     run = CliRunner().invoke
     assert run(command, ["--toy-level", "4", "--toy-is-loud"]).exit_code == 0
-    assert seen[0].plugin_options == {"toy_level": 4, "toy_colour": None, "toy_is_loud": True}
+    assert of_the_toy(seen[0].plugin_options) == {"toy_level": 4, "toy_colour": None, "toy_is_loud": True}
     assert "'green' is not one of 'red', 'blue'" in run(command, ["--toy-colour", "green"]).output
     assert "How toyish it gets." in run(command, ["--help"]).output
 
@@ -245,7 +255,7 @@ def test_an_option_under_another_name_is_refused(toys: ToyIndex) -> None:
         "toy", HEAD + "@hookimpl\ndef engine_options(): return [OptionSpec(name='seed', help='Mine now.')]\n"
     )
     plugins = load_plugins(quiet=True)
-    assert plugins.engine_options() == {}
+    assert "seed" not in plugins.engine_options()
     record = next(record for record in plugins.records if record.name == "toy")
     assert record.status is PluginStatus.FAILED
     assert "'seed' must begin with 'toy_'" in (record.reason or "")
