@@ -182,15 +182,15 @@ class Scheduler:
         """
         if result.step_id != plan.step_id:
             raise ValueError(f"the result is of step {result.step_id}, but the plan is step {plan.step_id}")
-        state, kv, running = self._state, self._kv, SequenceStatus.RUNNING
+        state, kv, running, errors = self._state, self._kv, SequenceStatus.RUNNING, result.errors
         outputs: list[EngineOutput] = []
         for sequence, num_tokens in self._take_in_flight(plan).items():
             sequence.num_computed_tokens = num_computed = sequence.num_computed_tokens + num_tokens
             if sequence.status is not running:
                 state.release_blocks(sequence)
                 continue
-            if result.errors and sequence.request_id in result.errors:
-                outputs.append(state.finish(sequence, FinishReason.ERROR, result.errors[sequence.request_id]))
+            if errors and sequence.request_id in errors:
+                outputs.append(state.finish(sequence, FinishReason.ERROR, errors[sequence.request_id]))
                 continue
             if num_computed >= sequence.blocks.settle_at_tokens:
                 kv.settle(sequence.blocks, num_computed)
@@ -265,19 +265,22 @@ class Scheduler:
             return self._fail_request(
                 sequence, "the workers returned no token, though all tokens were computed"
             )
-        num_known = len(sequence.token_ids)
+        num_known = sequence.num_computed_tokens
         reason = sequence.extend(token_ids)
-        sequence.num_expected_tokens = max(sequence.num_expected_tokens, len(sequence.token_ids))
-        logprobs = result.logprobs.get(request_id)
+        logprobs = result.logprobs.get(request_id) if result.logprobs else None
         if reason is None:
-            self._state.num_generated_tokens += len(token_ids)
-            return EngineOutput(
-                request_id=request_id,
-                new_token_ids=token_ids,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                num_cached_tokens=sequence.num_cached_tokens,
+            num_new = len(token_ids)
+            if sequence.num_expected_tokens < num_known + num_new:
+                sequence.num_expected_tokens = num_known + num_new
+            self._state.num_generated_tokens += num_new
+            output = EngineOutput(
+                request_id=request_id, new_token_ids=token_ids, num_cached_tokens=sequence.num_cached_tokens
             )
+            if logprobs is not None:
+                output.logprobs = logprobs
+            if prompt_logprobs is not None:
+                output.prompt_logprobs = prompt_logprobs
+            return output
         num_taken = len(sequence.token_ids) - num_known
         self._state.num_generated_tokens += num_taken
         output = self._state.finish(sequence, reason)
