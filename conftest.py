@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,26 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[arch]
 
     return folder_of
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def no_step_raises() -> Iterator[None]:
+    """Fails a test in which a model step raised in this process.
+
+    The engine runs the requests of such a step again, one at a time, so right answers alone do not tell that a batch
+    was never computed together.
+    """
+    logger, kept = logging.getLogger("inferplane.engine.core"), _Kept()
+    logger.addHandler(kept)
+    yield
+    logger.removeHandler(kept)
+    assert kept.messages == []

@@ -20,6 +20,8 @@ from oracle import Expected, Oracle
 from parity import assert_parity, largest_difference
 from parity_prompts import FEW, LONG, PROMPTS
 
+pytestmark = pytest.mark.usefixtures("no_step_raises")
+
 ARCHITECTURES = ("mistral", "qwen2", "qwen3", "llama3_rope")
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 16

@@ -25,6 +25,8 @@ from model_harness import make_context, read_config
 from offline import assert_idle, greedy, open_llm
 from teacher import Teacher
 
+pytestmark = pytest.mark.usefixtures("no_step_raises")
+
 LENGTHS = (1, 5, 17, 40, 60, 90)
 QUICK_TOKENS, ALL_TOKENS = 24, 64
 MAX_LEN, MAX_STEP_TOKENS = 144, 32

@@ -15,6 +15,8 @@ from offline import assert_idle, greedy, open_llm
 from parity_prompts import LONG, PROMPTS
 from teacher import Teacher
 
+pytestmark = pytest.mark.usefixtures("no_step_raises")
+
 TRAINED = Path(__file__).parent / "trained"
 MODELS = sorted(path.name for path in TRAINED.iterdir() if path.is_dir())
 # a vocabulary trained on English prose: other scripts are bytes to it

@@ -19,6 +19,8 @@ from inferplane.reference.attention import ReferenceAttention
 from inferplane.reference.platform import HostRuntime, ReferencePlatform
 from inferplane.request import PositionLogprobs
 
+pytestmark = pytest.mark.usefixtures("no_step_raises")
+
 SETTINGS: dict[str, Any] = dict(
     device="reference", dtype="float32", max_num_seqs=6, max_num_batched_tokens=24, block_size=8
 )

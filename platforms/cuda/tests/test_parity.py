@@ -14,7 +14,7 @@ from oracle import Expected, Oracle
 from parity import assert_parity, largest_difference
 from parity_prompts import FEW, LONG
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("no_step_raises")]
 
 NUM_TOKENS = 32
 HALF_TOLERANCE = 0.15
