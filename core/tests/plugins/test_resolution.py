@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, KVCacheSpec
 from inferplane.api.linear import LinearShape
 from inferplane.api.ops import OPS
+from inferplane.config import ConfigError
 from inferplane.plugins import PluginError, load_plugins
 from toy_plugins import PLATFORM, ToyIndex
 
@@ -144,5 +147,38 @@ def test_the_devices_own_platform_must_not_fail(toys: ToyIndex) -> None:
     plugins = load_plugins(quiet=True)
     with pytest.raises(PluginError, match=r"toy-alpha.*kernels are broken"):
         plugins.resolve_ops(plugins.select_device("alpha"), torch.float32)
-    # to another device the same plugin is only an add-on, which is left out
+    # another device's model has nothing to do with it
     assert plugins.resolve_ops(plugins.select_device("reference"), torch.float32)
+
+
+OFFERS_FOR_EVERYTHING = """
+@hookimpl
+def op_implementations(device):
+    from inferplane.api.ops import OpImpl
+    return [OpImpl("rms_norm", lambda *args: {name!r}, {name!r}, priority=5)]
+@hookimpl
+def validate_config(config, device):
+    raise ConfigError("dtype", {name!r} + " was asked about " + device.platform)
+from inferplane.api.config import ConfigError
+"""
+
+
+def test_a_platform_is_asked_about_its_own_devices_only(toys: ToyIndex, device: DeviceDescriptor) -> None:
+    """What it brings needs no guard; what brings no platform is asked about every device."""
+    for name in ("alpha", "beta"):
+        source = PLATFORM.format(name=name, score=300, api=(2, 0))
+        toys.install(name, source + OFFERS_FOR_EVERYTHING.format(name=name))
+    plugins = load_plugins()
+    config: Any = None
+    for name in ("alpha", "beta"):
+        own = plugins.select_device(name)
+        assert plugins.resolve_ops(own, torch.float32).rms_norm() == name
+        assert {kernel.name for kernel in plugins.linear_kernels(own)} == {"reference"}
+        with pytest.raises(ConfigError, match=f"{name} was asked about {name}"):
+            plugins.validate_config(config, own)
+    assert plugins.resolve_ops(device, torch.float32).rms_norm is OPS["rms_norm"].reference
+    plugins.validate_config(config, device)
+    toys.install("gamma", ops_plugin("gamma", priority=9))
+    plugins = load_plugins()
+    for each in (device, plugins.select_device("alpha"), plugins.select_device("beta")):
+        assert plugins.resolve_ops(each, torch.float32).rms_norm() == "gamma"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferplane.api import DeviceDescriptor, Supported
+from inferplane.api import Supported
 from inferplane.api.config import ConfigError, EngineArgs, EngineConfig
 from inferplane.api.linear import LinearShape
 from inferplane.api.quant import Granularity, Number, QuantScheme
@@ -49,15 +49,14 @@ def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_offers() -> None:
-    assert [each.name for each in plugin.attention_backends(MI300)] == [
+    assert [each.name for each in plugin.attention_backends()] == [
         "rocm_aiter",
         "rocm_triton",
         "rocm_torch",
     ]
-    assert [each.name for each in plugin.linear_kernels(MI300)] == ["rocm_dense"]
-    assert [each.name for each in plugin.quantized_linear_kernels(MI300)] == ["rocm_fp8"]
-    assert {each.op for each in plugin.op_implementations(MI300)} >= {"rms_norm", "rotary"}
-    assert plugin.create_platform(DeviceDescriptor("acme", 0, "", 0)) is None
+    assert [each.name for each in plugin.linear_kernels()] == ["rocm_dense"]
+    assert [each.name for each in plugin.quantized_linear_kernels()] == ["rocm_fp8"]
+    assert {each.op for each in plugin.op_implementations()} >= {"rms_norm", "rotary"}
 
 
 def test_kernels_are_launched_as_the_architectures_table_says(monkeypatch: pytest.MonkeyPatch) -> None:

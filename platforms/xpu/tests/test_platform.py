@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attention_parity import make_layer
-from inferplane.api import DeviceDescriptor
 from inferplane.api.attention import AttentionQuery
 from inferplane.api.config import EngineArgs, EngineConfig
 from inferplane.config import DeviceConfig, ModelConfig
@@ -54,18 +53,17 @@ def test_without_a_triton_for_intel_torch_attends(monkeypatch: pytest.MonkeyPatc
     query = AttentionQuery(layer=layer, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, device=ARC)
     assert XpuTritonAttention.unsupported_reason(query) == said
     assert XpuTorchAttention.unsupported_reason(query) is None
-    assert {each.provider for each in plugin.op_implementations(ARC)} == {"vllm-xpu-kernels"}
+    assert {each.provider for each in plugin.op_implementations()} == {"vllm-xpu-kernels"}
 
 
 def test_with_one_the_portable_kernels_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_launch, "why_no_triton", lambda backend: None)
-    assert {each.provider for each in plugin.op_implementations(ARC)} == {
+    assert {each.provider for each in plugin.op_implementations()} == {
         "inferplane-kernels-triton",
         "vllm-xpu-kernels",
     }
-    assert [each.name for each in plugin.attention_backends(ARC)] == ["xpu_triton", "xpu_torch"]
-    assert [each.name for each in plugin.linear_kernels(ARC)] == ["xpu_dense"]
-    assert plugin.create_platform(DeviceDescriptor("acme", 0, "", 0)) is None
+    assert [each.name for each in plugin.attention_backends()] == ["xpu_triton", "xpu_torch"]
+    assert [each.name for each in plugin.linear_kernels()] == ["xpu_dense"]
 
 
 def test_the_extension_that_ended_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

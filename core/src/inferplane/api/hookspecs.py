@@ -2,6 +2,9 @@
 
 An implementation is a function of the plugin's module with the hook's name and the `hookimpl` marker, taking any
 subset of the hook's arguments by name.
+
+A hook that takes a device is called in the plugin of the platform that found it, and in every plugin that looks for no
+devices of its own. It is never called about another platform's devices.
 """
 
 from __future__ import annotations
@@ -77,12 +80,12 @@ def probe_devices() -> Supported | Unsupported:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def create_platform(device: DeviceDescriptor) -> Platform | None:
-    """Makes the platform that serves ``device``; None when the device is another plugin's."""
+    """Makes the platform that serves ``device``, one of those that the plugin's `probe_devices` returned."""
 
 
 @hookspec
 def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:  # type: ignore[empty-body]
-    """Attention backends for the device, of the platform itself or of an add-on. Called in workers."""
+    """Attention backends for the device, of its platform or of an add-on. Called in workers."""
 
 
 @hookspec

@@ -14,7 +14,7 @@ from inferplane.api.platform import Platform
 from inferplane.config import ConfigError
 from inferplane.config.environment import environment
 from inferplane.plugins import selection
-from inferplane.plugins.discovery import discover, failed, new_manager, warn
+from inferplane.plugins.discovery import REFERENCE, discover, failed, new_manager, warn
 from inferplane.plugins.probing import PROBE_TIMEOUT_S, Answer, probe_all
 from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
 from inferplane.plugins.target import import_target
@@ -272,6 +272,8 @@ class PluginSet:
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
         """Raises `ConfigError` when a plugin cannot serve the configuration."""
         for name in self._implementers("validate_config"):
+            if not self._may_serve(name, device):
+                continue
             try:
                 self._call(name, "validate_config", config=config, device=device)
             except ConfigError:
@@ -290,7 +292,8 @@ class PluginSet:
     # -- calling hooks
 
     def collect(self, hook: str, device: DeviceDescriptor | None = None) -> list[tuple[str, Any]]:
-        """(plugin, a list or dict of what its hook returned) for each plugin that implements ``hook``.
+        """(plugin, a list or dict of what its hook returned) for each plugin that implements ``hook`` and may serve
+        ``device``.
 
         A plugin that raises is left out, with a warning; the selected device's own platform must not, and raises
         `PluginError`.
@@ -298,7 +301,8 @@ class PluginSet:
         key = (hook, device)
         if key not in self._answers:
             arguments = {} if device is None else {"device": device}
-            answers = ((name, self._ask(name, hook, device, arguments)) for name in self._implementers(hook))
+            asked = (name for name in self._implementers(hook) if self._may_serve(name, device))
+            answers = ((name, self._ask(name, hook, device, arguments)) for name in asked)
             self._answers[key] = [(name, answer) for name, answer in answers if answer is not None]
         return self._answers[key]
 
@@ -325,6 +329,13 @@ class PluginSet:
             ) from error
         if not self._quiet:
             warn(record)
+
+    def _may_serve(self, name: str, device: DeviceDescriptor | None) -> bool:
+        """Whether a hook about ``device`` is the plugin's business: a platform is asked about its own devices only,
+        what brings no platform about all, and so is the reference, on which everything falls back."""
+        if device is None or name in (device.platform, REFERENCE.name):
+            return True
+        return not self._implements(name, "probe_devices")
 
     def _implementers(self, hook: str) -> list[str]:
         return [name for name in self._records if self._implements(name, hook)]

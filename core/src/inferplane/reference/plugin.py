@@ -27,21 +27,21 @@ def probe_devices() -> Supported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
+def create_platform() -> Platform:
     from inferplane.reference.platform import ReferencePlatform
 
-    return ReferencePlatform() if device.platform == "reference" else None
+    return ReferencePlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane.reference.attention import ReferenceAttention
 
     return [ReferenceAttention]
 
 
 @hookimpl
-def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
+def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane.reference.linear import ReferenceLinear
 
     return [ReferenceLinear]

@@ -40,34 +40,28 @@ def probe_devices() -> Supported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
+def create_platform() -> Platform:
     from inferplane_cpu.platform import CpuPlatform
 
-    return CpuPlatform() if device.platform == "cpu" else None
+    return CpuPlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
-    if device.platform != "cpu":
-        return []
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_cpu.attention import CpuPagedAttention
 
     return [CpuPagedAttention]
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != "cpu":
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_cpu.ops import OP_IMPLEMENTATIONS
 
     return OP_IMPLEMENTATIONS
 
 
 @hookimpl
-def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
-    if device.platform != "cpu":
-        return []
+def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_cpu.linear import LINEAR_KERNELS
 
     return LINEAR_KERNELS

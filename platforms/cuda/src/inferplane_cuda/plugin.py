@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from inferplane.api import DeviceDescriptor, Platform, PluginManifest, Supported, Unsupported, hookimpl
+from inferplane.api import Platform, PluginManifest, Supported, Unsupported, hookimpl
 from inferplane_cuda.nvml import DriverError, driver_version, read_gpus
 from inferplane_cuda.probing import PLATFORM, VISIBLE, probe
 
@@ -25,16 +25,14 @@ def probe_devices() -> Supported | Unsupported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
+def create_platform() -> Platform:
     from inferplane_cuda.platform import CudaPlatform
 
-    return CudaPlatform() if device.platform == PLATFORM else None
+    return CudaPlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
-    if device.platform != PLATFORM:
-        return []
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_cuda.attention import CudaTorchAttention, CudaTritonAttention
     from inferplane_cuda.flash_attention import FlashAttention
 
@@ -42,27 +40,21 @@ def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBacke
 
 
 @hookimpl
-def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
-    if device.platform != PLATFORM:
-        return []
+def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_cuda.linear import CudaLinear
 
     return [CudaLinear]
 
 
 @hookimpl
-def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:
-    if device.platform != PLATFORM:
-        return []
+def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
     from inferplane_cuda.linear import CudaFp8Linear
 
     return [CudaFp8Linear]
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != PLATFORM:
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_cuda.launch import LAUNCH
     from inferplane_torch_accelerator.ops import triton_ops
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from inferplane.api import (
-    DeviceDescriptor,
     Diagnostic,
     Platform,
     PluginManifest,
@@ -33,16 +32,14 @@ def probe_devices() -> Supported | Unsupported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
+def create_platform() -> Platform:
     from inferplane_rocm.platform import RocmPlatform
 
-    return RocmPlatform() if device.platform == PLATFORM else None
+    return RocmPlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
-    if device.platform != PLATFORM:
-        return []
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_rocm.aiter_attention import AiterAttention
     from inferplane_rocm.attention import RocmTorchAttention, RocmTritonAttention
 
@@ -50,27 +47,21 @@ def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBacke
 
 
 @hookimpl
-def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
-    if device.platform != PLATFORM:
-        return []
+def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_rocm.linear import RocmLinear
 
     return [RocmLinear]
 
 
 @hookimpl
-def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:
-    if device.platform != PLATFORM:
-        return []
+def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
     from inferplane_rocm.linear import RocmFp8Linear
 
     return [RocmFp8Linear]
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != PLATFORM:
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_rocm.launch import LAUNCH
     from inferplane_torch_accelerator.ops import triton_ops
 

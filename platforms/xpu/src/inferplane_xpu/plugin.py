@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from inferplane.api import (
-    DeviceDescriptor,
     Diagnostic,
     OptionSpec,
     Platform,
@@ -38,34 +37,28 @@ def engine_options() -> Sequence[OptionSpec]:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
+def create_platform() -> Platform:
     from inferplane_xpu.platform import XpuPlatform
 
-    return XpuPlatform() if device.platform == PLATFORM else None
+    return XpuPlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
-    if device.platform != PLATFORM:
-        return []
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_xpu.attention import XpuTorchAttention, XpuTritonAttention
 
     return [XpuTritonAttention, XpuTorchAttention]
 
 
 @hookimpl
-def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:
-    if device.platform != PLATFORM:
-        return []
+def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_xpu.linear import XpuLinear
 
     return [XpuLinear]
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != PLATFORM:
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_torch_accelerator.ops import triton_ops
     from inferplane_xpu.launch import LAUNCH
     from inferplane_xpu.vllm_ops import OP_IMPLEMENTATIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inferplane.api import DeviceDescriptor, Platform, PluginManifest, Supported, Unsupported, hookimpl
+from inferplane.api import Platform, PluginManifest, Supported, Unsupported, hookimpl
 from inferplane_kestrel.probing import NUM_CARDS_VARIABLE, find_devices
 
 if TYPE_CHECKING:
@@ -25,27 +25,21 @@ def probe_devices() -> Supported | Unsupported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
-    if device.platform != "kestrel":
-        return None
+def create_platform() -> Platform:
     from inferplane_kestrel.platform import KestrelPlatform
 
     return KestrelPlatform()
 
 
 @hookimpl
-def attention_backends(device: DeviceDescriptor) -> Sequence[type[AttentionBackend]]:
-    if device.platform != "kestrel":
-        return []
+def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_kestrel.attention import KestrelAttention
 
     return [KestrelAttention]
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != "kestrel":
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_kestrel.ops import OP_IMPLEMENTATIONS
 
     return OP_IMPLEMENTATIONS

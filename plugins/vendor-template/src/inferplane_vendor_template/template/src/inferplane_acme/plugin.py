@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inferplane.api import DeviceDescriptor, Platform, PluginManifest, Supported, Unsupported, hookimpl
+from inferplane.api import Platform, PluginManifest, Supported, Unsupported, hookimpl
 from inferplane_acme.probing import find_devices
 
 if TYPE_CHECKING:
@@ -25,18 +25,14 @@ def probe_devices() -> Supported | Unsupported:
 
 
 @hookimpl
-def create_platform(device: DeviceDescriptor) -> Platform | None:
-    if device.platform != "acme":
-        return None
+def create_platform() -> Platform:
     from inferplane_acme.platform import AcmePlatform
 
     return AcmePlatform()
 
 
 @hookimpl
-def op_implementations(device: DeviceDescriptor) -> Sequence[OpImpl]:
-    if device.platform != "acme":
-        return []
+def op_implementations() -> Sequence[OpImpl]:
     from inferplane_acme.ops import OP_IMPLEMENTATIONS
 
     return OP_IMPLEMENTATIONS
