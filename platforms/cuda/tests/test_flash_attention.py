@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention_parity import HALF, HEAD_DIM, NUM_HEADS, STEPS, compare, make_layer, reason_of, with_window
 from attention_steps import ragged_inputs
@@ -45,6 +49,46 @@ def test_variants(step: str, variant: str, flash: FlashAttention, gpu: torch.dev
         layer = replace(layer, has_sinks=True)
         sinks = torch.randn(NUM_HEADS, generator=torch.Generator().manual_seed(1)).to(gpu)
     compare(flash, layer, torch.bfloat16, step, gpu, sinks, takes_nan=False)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_k: torch.Tensor,
+    page_table: torch.Tensor,
+    softmax_scale: float,
+    **more: object,
+) -> torch.Tensor:
+    """What `flash_attn_varlen_func` computes of plain causal attention; rows of no request are NaN."""
+    out = torch.full_like(q, math.nan)
+    for (begin, end), length, pages in zip(pairwise(cu_seqlens_q.tolist()), seqused_k.tolist(), page_table):
+        assert end - begin <= max_seqlen_q and length <= max_seqlen_k
+        keys, values = (each[pages].flatten(0, 1)[:length].transpose(0, 1) for each in (k, v))
+        mask = torch.ones(end - begin, length, dtype=torch.bool).tril_(length - (end - begin))
+        part = scaled_dot_product_attention(
+            q[begin:end].transpose(0, 1), keys, values, mask, scale=softmax_scale, enable_gqa=True
+        )
+        out[begin:end] = part.transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("step", ["prefill", "chunks", "mixed"])
+def test_what_it_gives_the_library(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host, by a stand-in. Of a mixed step it gets the prompts alone, and all rows are filled in."""
+    sizes: list[int] = []
+
+    def attend(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        sizes.append(len(options["page_table"]))
+        return paged_attention(q, *args, **options)
+
+    monkeypatch.setattr("inferplane_cuda.flash_attention._imported", lambda: attend)
+    host = torch.device("cpu")
+    compare(FlashAttention(), make_layer(torch.float32, 16), torch.float32, step, host, takes_nan=False)
+    assert sizes[-1] == 3
 
 
 def test_what_flash_attention_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,15 +93,18 @@ def test_tiny_models(
     assert_mode_parity(folder, ask(folder, FEW))
 
 
-@pytest.mark.parametrize("backend", ["cuda_flash", "cuda_triton", "cuda_torch"])
+@pytest.mark.parametrize(
+    ("backend", "block_size"),
+    [("cuda_flash", 16), ("cuda_flash", 64), ("cuda_flash", 128), ("cuda_triton", 16), ("cuda_torch", 16)],
+)
 def test_bfloat16_stays_near(
-    backend: str, smollm2: Path, ask: Callable[[Path, Sequence[str]], list[Expected]]
+    backend: str, block_size: int, smollm2: Path, ask: Callable[[Path, Sequence[str]], list[Expected]]
 ) -> None:
     if backend == "cuda_flash":
         pytest.importorskip("flash_attn.cute")
     expected = ask(smollm2, [*FEW, LONG])
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    with open_llm(smollm2, dtype="bfloat16", attention_backend=backend) as llm:
+    with open_llm(smollm2, dtype="bfloat16", attention_backend=backend, block_size=block_size) as llm:
         outputs = llm.generate([each.prompt for each in expected], params, use_tqdm=False)
     for output, wanted in zip(outputs, expected):
         assert output.prompt_logprobs is not None

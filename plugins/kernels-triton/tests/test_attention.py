@@ -5,6 +5,8 @@ Slots that belong to nobody hold NaN, and block tables end in a block full of it
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -112,6 +114,20 @@ def test_one_request_and_many(device: torch.device):
         seq_lens = [length + i for i, length in enumerate(query_lens)]
         step = make_paged(query_lens, seq_lens, dtype=torch.float32, device=device, **SMALL)
         check_prefill(step, {}, PrefillConfig(rows=16, keys=16))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_prefill_of_the_later_requests_alone(first: int, device: torch.device):
+    """Their rows do not begin with the first of q, and those before are left as they are."""
+    step = make_paged([1, 18, 40, 3], [50, 18, 40, 20], dtype=torch.float32, device=device, **SMALL)
+    row = int(step.query_start[first])
+    out = torch.full_like(step.q, math.nan)
+    prefill_attention(
+        step.q, step.k_cache, step.v_cache, step.block_table[first:], step.query_start[first:],
+        step.seq_lens[first:], 0.3, out=out, config=PrefillConfig(rows=16, keys=16),
+    )  # fmt: skip
+    assert out[:row].isnan().all()
+    assert_close(out[row:], attention_reference(step, 0.3)[row:])
 
 
 def test_an_fp8_cache(device: torch.device):

@@ -26,6 +26,7 @@ from inferplane.reference.attention import ReferenceAttention
 from inferplane_torch_accelerator import triton_attention
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.torch_attention import TorchAttention
+from inferplane_torch_accelerator.triton_attention import StepPart
 
 
 class TritonAttention(triton_attention.TritonAttention):
@@ -168,7 +169,46 @@ def test_what_triton_does_not_do() -> None:
     assert "not of 512" in reason_of(TritonAttention, replace(layer, head_dim=512))
 
 
-def test_inputs_are_one_step(device: torch.device) -> None:
-    inputs: AttentionInputs = ragged_inputs([3], [2], block_size=16, num_blocks=4, device=device)
-    assert not TritonAttention().build_metadata(inputs).is_decode
-    assert TritonAttention().build_metadata(ragged_inputs([3], [1], block_size=16, num_blocks=4)).is_decode
+@pytest.mark.parametrize(
+    ("query_lens", "num_decodes"), [([1, 1, 1], 3), ([1, 1, 7, 1, 2], 2), ([4, 1], 0), ([1], 1)]
+)
+def test_a_step_is_split_after_its_leading_single_tokens(query_lens: list[int], num_decodes: int) -> None:
+    contexts = [10 + index for index in range(len(query_lens))]
+    inputs: AttentionInputs = ragged_inputs(contexts, query_lens, block_size=16, num_blocks=24)
+    metadata = TritonAttention().build_metadata(inputs)
+    parts = (metadata.decodes, metadata.prompts)
+    spans = ((0, num_decodes), (num_decodes, len(query_lens)))
+    for part, (first, end) in zip(parts, spans):
+        assert (part is None) == (first == end)
+        if part is not None:
+            assert part.num_reqs == end - first
+            assert torch.equal(part.query_start, inputs.query_start[first : end + 1])
+            assert torch.equal(part.seq_lens, inputs.seq_lens[first:end])
+            assert torch.equal(part.block_table, inputs.block_table[first:end])
+            assert part.longest_query == max(query_lens[first:end])
+            assert part.longest == max(inputs.seq_lens_host[first:end])
+
+
+def test_single_tokens_of_a_mixed_step_go_to_the_kernel_that_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, int] = {}
+    backend = TritonAttention()
+    prefill, decode = backend._prefill, backend._decode
+
+    def spy_prefill(
+        layer: object, q: torch.Tensor, kv: object, part: StepPart, *rest: object
+    ) -> torch.Tensor:
+        seen["prompts"] = part.num_reqs
+        return prefill(layer, q, kv, part, *rest)  # type: ignore[arg-type]
+
+    def spy_decode(layer: object, q: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen["single tokens"] = len(q)
+        return decode(layer, q, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "_prefill", spy_prefill)
+    monkeypatch.setattr(backend, "_decode", spy_decode)
+    layer = make_layer(torch.float32, 16)
+    inputs = ragged_inputs([3, 20, 0], [1, 1, 5], block_size=16, num_blocks=9)
+    kv = backend.allocate_kv(layer, 9, torch.float32, torch.device("cpu"))
+    q, k, v = torch.randn(7, 10, HEAD_DIM).split([6, 2, 2], dim=1)
+    backend.forward(layer, q, k, v, kv, backend.build_metadata(inputs))
+    assert seen == {"prompts": 1, "single tokens": 2}

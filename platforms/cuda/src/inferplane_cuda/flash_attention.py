@@ -1,4 +1,4 @@
-"""FlashAttention-4 (the package `flash-attn-4`) for steps with prompts; single tokens go to the Triton kernel."""
+"""FlashAttention-4 (the package `flash-attn-4`) for prompts; single tokens of the same step go to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane_cuda.attention import CudaTritonAttention
-from inferplane_torch_accelerator.triton_attention import StepMetadata, window_of
+from inferplane_torch_accelerator.triton_attention import StepPart, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 NEEDED = {"flash_attn.cute": "flash-attn-4", "cutlass.cute": "nvidia-cutlass-dsl"}
@@ -27,6 +27,9 @@ class FlashAttention(CudaTritonAttention):
 
     Packages that are there and cannot be imported are found out about when the worker warms up; then the Triton kernel
     takes their place, and the log says why.
+
+    Requests are where ``cu_seqlens_q`` says, which need not begin with row 0: those before, of a single token each,
+    are left to the kernel that splits their sequences.
     """
 
     name = "cuda_flash"
@@ -50,22 +53,22 @@ class FlashAttention(CudaTritonAttention):
         layer: AttentionLayer,
         q: torch.Tensor,
         kv: torch.Tensor,
-        metadata: StepMetadata,
+        part: StepPart,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         attend = _imported()
         if attend is None:
-            return super()._prefill(layer, q, kv, metadata, sinks)
-        inputs, window = metadata.inputs, window_of(layer)
+            return super()._prefill(layer, q, kv, part, sinks)
+        window = window_of(layer)
         out = attend(
             q,
             kv[0],
             kv[1],
-            cu_seqlens_q=inputs.query_start,
-            max_seqlen_q=max(inputs.query_lens_host),
-            max_seqlen_k=metadata.longest,
-            seqused_k=inputs.seq_lens,
-            page_table=inputs.block_table,
+            cu_seqlens_q=part.query_start,
+            max_seqlen_q=part.longest_query,
+            max_seqlen_k=part.longest,
+            seqused_k=part.seq_lens,
+            page_table=part.block_table,
             softmax_scale=layer.scale,
             causal=True,
             window_size=(None, None) if window is None else (window - 1, 0),

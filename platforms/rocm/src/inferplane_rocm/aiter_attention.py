@@ -48,19 +48,20 @@ class AiterAttention(RocmTritonAttention):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         inputs = metadata.inputs
-        if metadata.is_decode or inputs.query_lens_host != inputs.seq_lens_host:
+        if metadata.prompts is None or inputs.query_lens_host != inputs.seq_lens_host:
             return super().forward(layer, q, k, v, kv, metadata, sinks=sinks)
         from aiter import flash_attn_varlen_func
 
         store(k, v, kv, inputs.slot_mapping)
+        longest = max(inputs.seq_lens_host)
         out = flash_attn_varlen_func(
             q,
             k,
             v,
             cu_seqlens_q=inputs.query_start,
             cu_seqlens_k=inputs.query_start,
-            max_seqlen_q=metadata.longest,
-            max_seqlen_k=metadata.longest,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
             softmax_scale=layer.scale,
             causal=True,
         )

@@ -3,7 +3,7 @@
 A program handles a tile of consecutive queries of one request for all query heads of one KV head, so that each tile of
 keys is read once for the whole group. Tiles of all requests stand in one row: request i starts at tile
 ``query_start[i] // QUERIES + i``, which leaves room for each request's last tile and lets a program find its request by
-bisection, with nothing prepared on the host.
+bisection, with nothing prepared on the host. The row begins with the first request's first tile.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _prefill_attention(
     KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: QUERIES queries of one request, one KV head. Late tiles have most keys, so they start first."""
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
     kv_head = tl.program_id(0)
     begin(PDL)
+    tile = tl.load(query_start_ptr) // QUERIES + tl.num_programs(1) - 1 - tl.program_id(1)
     request = _request_of_tile(query_start_ptr, tile, num_reqs, QUERIES)
     query_begin = tl.load(query_start_ptr + request)
     query_len = tl.load(query_start_ptr + request + 1) - query_begin
@@ -131,7 +131,8 @@ def prefill_attention(
     ``q: [num_tokens, num_heads, head_dim]``: request i owns the rows ``query_start[i]`` to ``query_start[i + 1]``, the
     last of its ``seq_lens[i]`` tokens, whose keys and values are stored already. ``query_start: [num_reqs + 1]`` and
     ``seq_lens: [num_reqs]`` int32. The rest as in `decode_attention`; requests with a single query are right here too,
-    only slower. Returns ``out``, like q, by default a new tensor.
+    only slower. Returns ``out``, like q, by default a new tensor; rows before ``query_start[0]`` are of nobody here and
+    are not written.
     """
     require_unit_stride(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     check_cache(q, k_cache, v_cache)

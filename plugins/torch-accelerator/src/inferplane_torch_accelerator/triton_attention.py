@@ -25,12 +25,18 @@ USUAL_LENGTH = 1024
 
 
 @dataclass
-class StepMetadata:
-    """One step, or every step that a graph is replayed for."""
+class StepPart:
+    """Requests of a step that lie one after another and go to one kernel."""
 
-    inputs: AttentionInputs
-    is_decode: bool
-    """Whether each request has one token."""
+    num_reqs: int
+    query_start: torch.Tensor
+    """[num_reqs + 1] int32: their rows of the step's q, which need not begin with its first."""
+    seq_lens: torch.Tensor
+    """[num_reqs] int32"""
+    block_table: torch.Tensor
+    """[num_reqs, max_num_blocks] int32"""
+    longest_query: int
+    """Tokens of this step that the request with most of them has."""
     longest: int
     """Tokens of the longest sequence, or an upper bound."""
     num_splits: dict[int, int] = field(default_factory=dict)
@@ -38,11 +44,45 @@ class StepMetadata:
     configs: dict[int, Any] = field(default_factory=dict)
     """How the kernel is launched, by head size, once a layer has asked."""
 
+    @classmethod
+    def of(cls, inputs: AttentionInputs, first: int, end: int) -> StepPart | None:
+        """The requests from ``first`` up to ``end``, as views; None where these are none."""
+        if first == end:
+            return None
+        return cls(
+            num_reqs=end - first,
+            query_start=inputs.query_start[first : end + 1],
+            seq_lens=inputs.seq_lens[first:end],
+            block_table=inputs.block_table[first:end],
+            longest_query=max(inputs.query_lens_host[first:end]),
+            longest=max(inputs.seq_lens_host[first:end]),
+        )
+
+
+@dataclass
+class StepMetadata:
+    """One step, or every step that a graph is replayed for."""
+
+    inputs: AttentionInputs
+    decodes: StepPart | None
+    """The requests at the step's beginning that have one token each; the scheduler puts decoding ones there."""
+    prompts: StepPart | None
+    """All others."""
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> StepMetadata:
+        lens = inputs.query_lens_host
+        num_decodes = next((index for index, length in enumerate(lens) if length != 1), len(lens))
+        decodes, prompts = (
+            StepPart.of(inputs, *span) for span in ((0, num_decodes), (num_decodes, len(lens)))
+        )
+        return cls(inputs, decodes, prompts)
+
 
 class TritonAttention(AttentionBackend):
-    """Full attention and sliding windows, soft caps and sinks. A step of single tokens splits long sequences over the
-    processors; how many parts there are depends on the batch alone, so that a graph holds for any lengths. A platform
-    gives it a name and says how kernels are launched."""
+    """Full attention and sliding windows, soft caps and sinks. Single tokens and chunks of prompts in one step go to a
+    kernel each. That of single tokens splits long sequences over the processors; into how many parts depends on the
+    batch alone, so that a graph holds for any lengths. A platform gives it a name and says how kernels are launched."""
 
     launch: ClassVar[Launch]
     priority = 10
@@ -73,7 +113,7 @@ class TritonAttention(AttentionBackend):
         return allocate(layer, num_blocks, dtype, device)
 
     def build_metadata(self, inputs: AttentionInputs) -> StepMetadata:
-        return StepMetadata(inputs, inputs.num_tokens == inputs.num_reqs, max(inputs.seq_lens_host))
+        return StepMetadata.of(inputs)
 
     def forward(
         self,
@@ -127,44 +167,53 @@ class TritonAttention(AttentionBackend):
         metadata: StepMetadata,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if metadata.is_decode:
-            return self._decode(layer, q, kv, metadata, sinks)
-        return self._prefill(layer, q, kv, metadata, sinks)
+        decodes, prompts = metadata.decodes, metadata.prompts
+        if prompts is None:
+            assert decodes is not None, "a step has at least one request"
+            return self._decode(layer, q, kv, decodes, sinks)
+        out = self._prefill(layer, q, kv, prompts, sinks)
+        if decodes is not None:
+            rows = slice(decodes.num_reqs)
+            self._decode(layer, q[rows], kv, decodes, sinks, out[rows])
+        return out
 
     def _decode(
         self,
         layer: AttentionLayer,
         q: torch.Tensor,
         kv: torch.Tensor,
-        metadata: StepMetadata,
+        part: StepPart,
         sinks: torch.Tensor | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """``q``: rows of this part alone, as is ``out``."""
         from inferplane_kernels_triton.decode_attention import (
             DecodeConfig,
             choose_num_splits,
             decode_attention,
         )
 
-        inputs, num_kv_heads = metadata.inputs, layer.num_kv_heads
-        config = self._config("decode_attention", DecodeConfig.default(q.dtype), layer, q, metadata)
-        num_splits = metadata.num_splits.get(num_kv_heads)
+        num_kv_heads = layer.num_kv_heads
+        config = self._config("decode_attention", DecodeConfig.default(q.dtype), layer, q, part)
+        num_splits = part.num_splits.get(num_kv_heads)
         if num_splits is None:
             num_splits = choose_num_splits(
-                inputs.num_reqs, num_kv_heads, metadata.longest, num_processors(q.device)
+                part.num_reqs, num_kv_heads, part.longest, num_processors(q.device)
             )
-            metadata.num_splits[num_kv_heads] = num_splits
+            part.num_splits[num_kv_heads] = num_splits
         return decode_attention(
             q,
             kv[0],
             kv[1],
-            inputs.block_table,
-            inputs.seq_lens,
+            part.block_table,
+            part.seq_lens,
             layer.scale,
             num_splits=num_splits,
             workspace=self._workspace(layer, q.device),
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
+            out=out,
             config=config,
             pdl=self.launch.pdl(q.device),
         )
@@ -174,20 +223,20 @@ class TritonAttention(AttentionBackend):
         layer: AttentionLayer,
         q: torch.Tensor,
         kv: torch.Tensor,
-        metadata: StepMetadata,
+        part: StepPart,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
+        """``q``: all rows of the step. The result is as long, and has the part's rows filled in."""
         from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 
-        inputs = metadata.inputs
-        config = self._config("prefill_attention", PrefillConfig.default(q.dtype), layer, q, metadata)
+        config = self._config("prefill_attention", PrefillConfig.default(q.dtype), layer, q, part)
         return prefill_attention(
             q,
             kv[0],
             kv[1],
-            inputs.block_table,
-            inputs.query_start,
-            inputs.seq_lens,
+            part.block_table,
+            part.query_start,
+            part.seq_lens,
             layer.scale,
             window=window_of(layer),
             soft_cap=layer.soft_cap,
@@ -202,15 +251,15 @@ class TritonAttention(AttentionBackend):
         default: Config,
         layer: AttentionLayer,
         q: torch.Tensor,
-        metadata: StepMetadata,
+        part: StepPart,
     ) -> Config:
         """As measured, which was done with heads up to a size: tiles of larger ones may not fit on a processor."""
         if layer.head_dim > MAX_MEASURED_HEAD_DIM:
             return default
-        if layer.head_dim not in metadata.configs:
-            shape = (metadata.inputs.num_reqs, min(metadata.longest, USUAL_LENGTH))
-            metadata.configs[layer.head_dim] = self.launch.config(kernel, shape, default, q)
-        config: Config = metadata.configs[layer.head_dim]
+        if layer.head_dim not in part.configs:
+            shape = (part.num_reqs, min(part.longest, USUAL_LENGTH))
+            part.configs[layer.head_dim] = self.launch.config(kernel, shape, default, q)
+        config: Config = part.configs[layer.head_dim]
         return config
 
     def _workspace(self, layer: AttentionLayer, device: torch.device) -> DecodeWorkspace:
