@@ -24,6 +24,11 @@ _DECLARED = (
     EnvironmentVariable(
         "INFERPLANE_CACHE", "Folder for what is fetched. Default: inferplane in the user's cache folder."
     ),
+    EnvironmentVariable(
+        "INFERPLANE_CPU_ISA",
+        "Instructions that native CPU kernels use, by the names in `inferplane plugins doctor`; `none` does without "
+        "them. Default: the best that the machine has.",
+    ),
     EnvironmentVariable("INFERPLANE_DEVICE", "Platform to run on when `--device` is not given."),
     EnvironmentVariable(
         "INFERPLANE_PLUGINS",

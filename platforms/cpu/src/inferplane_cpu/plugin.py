@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from inferplane.api import (
     CapabilitySet,
     DeviceDescriptor,
+    Diagnostic,
+    Health,
     Platform,
     PluginManifest,
     Supported,
@@ -17,6 +19,7 @@ from inferplane.api import (
 from inferplane.api.host_memory import host_memory
 from inferplane_cpu.cores import usable_cores
 from inferplane_cpu.processor import read_processor
+from inferplane_kernels_cpu import native
 
 if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
@@ -75,6 +78,19 @@ def collect_env() -> Mapping[str, str]:
         "processor": processor.name,
         "vector path": processor.vector_path,
         "native matrix products": ", ".join(processor.capabilities) or "float32 only",
+        "native kernels": native.unavailable_reason() or native.level(),
         "usable cores": str(usable_cores()),
         **{name: os.environ[name] for name in variables if name in os.environ},
     }
+
+
+@hookimpl
+def diagnose() -> Sequence[Diagnostic]:
+    check = "native kernels"
+    try:
+        reason = native.unavailable_reason()
+    except ValueError as error:
+        return [Diagnostic(check, Health.FAULT, str(error), f"unset {native.LEVEL_VARIABLE}")]
+    if reason is None:
+        return [Diagnostic(check, Health.OK, f"{native.level()}, of {', '.join(native.levels())}")]
+    return [Diagnostic(check, Health.WARNING, f"none, torch's operators serve: {reason}", native.mend())]

@@ -14,6 +14,7 @@ import torch
 from inferplane.api import DeviceDescriptor, DeviceRuntime, MemoryInfo
 from inferplane.api.host_memory import host_memory
 from inferplane_cpu.cores import allowed_cores, usable_cores
+from inferplane_kernels_cpu import native
 
 if TYPE_CHECKING:
     from inferplane.api.config import EngineConfig
@@ -49,6 +50,7 @@ class CpuRuntime(DeviceRuntime):
             self._binding = _bind(rank, world_size)
         self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads)
+        _set_up_native(num_threads)
         torch.manual_seed(config.seed)
 
     def tear_down(self) -> None:
@@ -63,6 +65,16 @@ class CpuRuntime(DeviceRuntime):
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host  # it is there already
+
+
+def _set_up_native(num_threads: int) -> None:
+    """Threads of the native kernels, once the rank is on its cores; or what is missing, in one line."""
+    reason = native.unavailable_reason()
+    if reason is None:
+        native.set_num_threads(num_threads)
+        logger.info("native kernels: %s, %d threads", native.level(), num_threads)
+    else:
+        logger.warning("no native kernels, torch's operators serve: %s", reason)
 
 
 def _openmp_threads() -> int | None:

@@ -1,0 +1,102 @@
+"""The library of native kernels: where it is, which instructions it uses, and its threads. Imports no torch.
+
+It is called through ctypes: about a microsecond a call, and other Python threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import inferplane_kernels_cpu
+
+LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
+"""Sets of instructions by rising ability; each has all of the ones before it. Every kernel exists for each."""
+
+LEVEL_VARIABLE = "INFERPLANE_CPU_ISA"
+"""Environment variable: a level below this machine's to use, or ``none`` to do without native kernels."""
+
+pointer = ctypes.c_void_p
+"""Of a parameter: ``tensor.data_ptr()``, or None."""
+int64 = ctypes.c_int64
+int32 = ctypes.c_int32
+float32 = ctypes.c_float
+
+
+@cache
+def unavailable_reason() -> str | None:
+    """Why no native kernel can run here; None if they can. Raises `ValueError` for a bad ``INFERPLANE_CPU_ISA``."""
+    if os.environ.get(LEVEL_VARIABLE) == "none":
+        return f"{LEVEL_VARIABLE} is none"
+    if _path() is None:
+        return "inferplane-kernels-cpu was installed without its native library, for want of a C++ compiler"
+    try:
+        library = _library()
+    except OSError as error:
+        return f"the native library does not load: {error}"
+    if library.inferplane_highest_level() == 0:
+        return "the processor has no AVX2"
+    level()
+    return None
+
+
+def mend() -> str | None:
+    """What to do where `unavailable_reason` says that there is none; None where nothing helps."""
+    if os.environ.get(LEVEL_VARIABLE) == "none":
+        return f"unset {LEVEL_VARIABLE}"
+    return None if _path() else "install a C++ compiler (g++ or clang++), and inferplane-kernels-cpu anew"
+
+
+@cache
+def levels() -> tuple[str, ...]:
+    """What this machine can run. Empty where `unavailable_reason` says why."""
+    if _path() is None or unavailable_reason() is not None:
+        return ()
+    return LEVELS[: _library().inferplane_highest_level()]
+
+
+@cache
+def level() -> str:
+    """The level in use: this machine's highest, or ``INFERPLANE_CPU_ISA``. Only where kernels are available."""
+    possible = LEVELS[: _library().inferplane_highest_level()]
+    asked = os.environ.get(LEVEL_VARIABLE) or possible[-1]
+    if asked not in possible:
+        raise ValueError(
+            f"{LEVEL_VARIABLE} is {asked!r}; this machine can run {', '.join(possible)}, or none"
+        )
+    return asked
+
+
+def kernel(name: str, *parameters: Any, at: str | None = None, returns: Any = None) -> Callable[..., Any]:
+    """The exported function ``name``, compiled for the level in use or for ``at``. Look it up once and keep it."""
+    function = _library()[f"{name}_{at or level()}"]  # a new object each time, so that the types are its own
+    function.argtypes, function.restype = parameters, returns
+    return function  # type: ignore[no-any-return]
+
+
+def set_num_threads(number: int) -> None:
+    """Threads of the regions to come, the caller included. With 1 everything runs in the caller."""
+    _library().inferplane_set_num_threads(number)
+
+
+def num_threads() -> int:
+    """As set; else as many as there are cores that this process may use."""
+    return int(_library().inferplane_num_threads())
+
+
+@cache
+def _path() -> Path | None:
+    # an editable install has the library in another folder than the sources; the package knows of both
+    folders = (Path(folder) for folder in inferplane_kernels_cpu.__path__)
+    return next((folder / "_native.so" for folder in folders if (folder / "_native.so").is_file()), None)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = _path()
+    assert path is not None
+    return ctypes.CDLL(str(path))

@@ -1,0 +1,127 @@
+"""The native library: levels of instructions, threads, and life with other threads and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native import int64, pointer
+
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, level: str | None = None) -> torch.Tensor:
+    multiply = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3, at=level)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    multiply(x.data_ptr(), weight.data_ptr(), None, out.data_ptr(), *x.shape, weight.shape[0])
+    return out
+
+
+@pytest.fixture
+def case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, weight = torch.randn(2, 77).bfloat16(), torch.randn(1000, 77).bfloat16()
+    return x, weight, (x.double() @ weight.double().T)
+
+
+def check(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert (got.double() - want).abs().max() <= 1e-2 * want.abs().max()
+
+
+@needs_native
+@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_every_level_on_any_number_of_threads(case, level: str, num_threads: int) -> None:
+    if level not in native.levels():
+        pytest.skip("not on this machine")
+    before = native.num_threads()
+    native.set_num_threads(num_threads)
+    try:
+        assert native.num_threads() == num_threads
+        for _ in range(50):
+            check(product(case[0], case[1], level), case[2])
+    finally:
+        native.set_num_threads(before)
+
+
+@needs_native
+def test_callers_in_several_threads(case) -> None:
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        for _ in range(100):
+            if not torch.allclose(product(case[0], case[1]).double(), case[2], rtol=0.1, atol=0.3):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+IN_A_CHILD = """
+import os, torch
+from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native import int64, pointer
+native.set_num_threads(3)
+multiply = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3)
+x, weight, out = torch.ones(1, 64).bfloat16(), torch.ones(1000, 64).bfloat16(), torch.zeros(1, 1000).bfloat16()
+def call():
+    out.zero_()
+    multiply(x.data_ptr(), weight.data_ptr(), None, out.data_ptr(), 1, 64, 1000)
+    assert (out == 64).all()
+call()
+child = os.fork()
+call()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"""
+
+
+def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@needs_native
+def test_fork_and_the_end_of_the_process() -> None:
+    done = run(IN_A_CHILD)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+LEVEL = "from inferplane_kernels_cpu import native; print(native.unavailable_reason() or native.level())"
+
+
+@needs_native
+def test_the_level_can_be_forced() -> None:
+    assert run(LEVEL, INFERPLANE_CPU_ISA="avx2").stdout == "avx2\n"
+    assert run(LEVEL, INFERPLANE_CPU_ISA="").stdout == f"{native.levels()[-1]}\n"
+    assert run(LEVEL, INFERPLANE_CPU_ISA="none").stdout == "INFERPLANE_CPU_ISA is none\n"
+    assert (
+        "INFERPLANE_CPU_ISA is 'sse'; this machine can run avx2"
+        in run(LEVEL, INFERPLANE_CPU_ISA="sse").stderr
+    )
+
+
+def test_a_wheel_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_path", lambda: None)
+    native.unavailable_reason.cache_clear()
+    assert "without its native library" in str(native.unavailable_reason())
+    native.unavailable_reason.cache_clear()
