@@ -13,6 +13,7 @@
 
 #include "isa.h"
 #include "pool.h"
+#include "program.h"
 
 #define INFERPLANE_HAS_AVX512 (INFERPLANE_LEVEL_NUMBER >= 2)
 #define INFERPLANE_HAS_AVX512_BF16 (INFERPLANE_LEVEL_NUMBER >= 3)
@@ -21,6 +22,7 @@
 #define INFERPLANE_JOIN_(a, b) a##_##b
 #define INFERPLANE_JOIN(a, b) INFERPLANE_JOIN_(a, b)
 
-// EXPORT(void, name)(int a, ...) { ... } is found from Python as `name` of this level.
+// EXPORT(void, name)(int a, ...) { ... } is found from Python as `name` of this level. RECORDABLE(name) behind it
+// (program.h) lets its calls enter recorded steps, and belongs to every op that decode steps call.
 #define EXPORT(type, name) \
   extern "C" __attribute__((visibility("default"))) type INFERPLANE_JOIN(name, INFERPLANE_LEVEL)

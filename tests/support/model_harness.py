@@ -125,7 +125,6 @@ def make_context(
     quantization: QuantFormat | None = None,
     choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None,
     load_format: str = "auto",
-    kv_dtype: str | None = None,
     seed: int = 0,
 ) -> BuildContext:
     """``quantization`` is by default what the configuration says."""
@@ -143,7 +142,7 @@ def make_context(
         model=model,
         device=DeviceConfig(platform="reference"),
         load=LoadConfig(load_format=load_format),
-        cache=CacheConfig(block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
+        cache=CacheConfig(block_size=BLOCK_SIZE),
         seed=seed,
     )
     return BuildContext(

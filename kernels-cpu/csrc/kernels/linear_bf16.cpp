@@ -53,3 +53,4 @@ EXPORT(void, linear_bf16)
       }
   });
 }
+RECORDABLE(linear_bf16)

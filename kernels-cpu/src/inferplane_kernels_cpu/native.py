@@ -72,10 +72,35 @@ def level() -> str:
 
 
 def kernel(name: str, *parameters: Any, at: str | None = None, returns: Any = None) -> Callable[..., Any]:
-    """The exported function ``name``, compiled for the level in use or for ``at``. Look it up once and keep it."""
-    function = _library()[f"{name}_{at or level()}"]  # a new object each time, so that the types are its own
-    function.argtypes, function.restype = parameters, returns
-    return function  # type: ignore[no-any-return]
+    """The exported function ``name``, compiled for the level in use or for ``at``. Look it up once and keep it.
+
+    One that the library calls recordable enters the `Program` that is being recorded; others raise RuntimeError then.
+    """
+    place = at or level()
+    try:
+        entry = pointer.in_dll(_library(), f"{name}_entry_{place}").value
+    except ValueError:
+        return _refused_in_programs(name, function(f"{name}_{place}", *parameters, returns=returns))
+    assert entry is not None
+    return ctypes.CFUNCTYPE(returns, *parameters)(entry)
+
+
+def function(name: str, *parameters: Any, returns: Any = None) -> Callable[..., Any]:
+    """The exported function of just that name."""
+    found = _library()[name]  # a new object each time, so that the types are its own
+    found.argtypes, found.restype = parameters, returns
+    return found
+
+
+def _refused_in_programs(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    is_recording = function("inferplane_is_recording", returns=ctypes.c_bool)
+
+    def checked(*arguments: Any) -> Any:
+        if is_recording():
+            raise RuntimeError(f"{name} is no part of a step that can be recorded")
+        return call(*arguments)
+
+    return checked
 
 
 def set_num_threads(number: int) -> None:

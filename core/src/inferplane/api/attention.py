@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from inferplane.api.device import DeviceDescriptor
     from inferplane.api.kv import KVCacheSpec
-    from inferplane.api.kv_dtype import KVScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,6 @@ class AttentionLayer:
     """Scores become ``soft_cap * tanh(score / soft_cap)`` after scaling (arXiv:2408.00118)."""
     has_sinks: bool = False
     """Whether each head has a learned logit that joins the softmax's denominator; `forward` gets them as ``sinks``."""
-    kv_scales: KVScales | None = field(default=None, compare=False, repr=False)
-    """Exactly where ``spec.dtype`` is an fp8 type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class AttentionQuery:
     dtype: torch.dtype
     """Of q, k and v."""
     kv_dtype: torch.dtype
-    """Of the numbers that are stored; ``layer.spec.dtype`` says all about them."""
+    """Of what is stored."""
     device: DeviceDescriptor
 
 
@@ -82,8 +79,6 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among backends that support a layer the highest wins."""
-    quantized_kv: ClassVar[frozenset[str]] = frozenset()
-    """Which of `inferplane.api.kv.QUANTIZED_KV` it stores and reads. It is asked about no layer with another."""
     graph_safe: ClassVar[bool] = False
     """Whether `forward` may be recorded in a graph, for steps in which each request has one token.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,10 @@ class Graph(ABC):
 
 class GraphBackend(ABC):
     """Records what a device does, so that it can be launched again without the host's work for each kernel."""
+
+    records_on_demand: ClassVar[bool] = False
+    """Whether to record takes hardly longer than to run. Then a decode step of each batch size is recorded when it
+    first comes up, without spare rows, instead of a ladder of sizes at the start."""
 
     @abstractmethod
     def capture(self, run: Callable[[], None]) -> Graph:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inferplane.api.kv import QUANTIZED_KV
-
 
 def option(default: Any, group: str, help: str, **cli: Any) -> Any:
     """A field that is also a command-line option; of one that is on by default, the option and the help turn it off.
@@ -77,12 +75,6 @@ class EngineArgs:
         "Part of the device's memory that weights, KV cache and the largest step may take together; where it is the "
         "machine's own memory, the part of what is free that the KV cache may take. Default: 0.9, or 0.4 there.",
     )
-    kv_cache_dtype: str = option(
-        "auto",
-        "KV cache",
-        "How keys and values are stored. auto: as activations are; the others take half the memory, or a little more.",
-        choices=("auto", *QUANTIZED_KV),
-    )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
@@ -105,7 +97,8 @@ class EngineArgs:
     graph_batch_sizes: str | None = option(
         None,
         "Scheduler",
-        "Batch sizes to record graphs of decode steps for, with commas. Default: a ladder up to max_num_seqs.",
+        "Batch sizes to record graphs of decode steps for, with commas. Default: a ladder up to max_num_seqs. On a "
+        "CPU every size up to the largest is recorded by itself.",
     )
     seed: int = option(0, "Sampling", "Seed of the engine, from which requests without one draw theirs.")
     generation_config: str = option(

@@ -76,11 +76,7 @@ def resolve_in_full(
         device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
         load=LoadConfig(args.load_format, progress),
         cache=CacheConfig(
-            args.block_size or 16,
-            args.kv_cache_bytes,
-            args.enable_prefix_caching,
-            args.memory_share,
-            None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+            args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching, args.memory_share
         ),
         scheduler=SchedulerConfig(
             args.max_num_seqs or 256,

@@ -1,24 +1,26 @@
-"""`DecodeGraphs`: steps in which each request has one token, recorded for a ladder of batch sizes and replayed."""
+"""`DecodeGraphs`: steps in which each request has one token, recorded for batch sizes and replayed."""
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from inferplane.api.attention import AttentionInputs
 from inferplane.api.model import ForwardBatch, Model
-from inferplane.runner.staging import ALIGNMENT_BYTES, StagingBuffer
+from inferplane.runner.graph_inputs import GraphInputs, HostGraphInputs, StagedGraphInputs
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime, Graph, GraphBackend
     from inferplane.runner.batch import HostStep
     from inferplane.runner.kv_groups import KVGroup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class _Rung:
 
 
 class DecodeGraphs:
-    """Records the model's forward pass for each batch size, and then runs any decode step with the next larger one.
+    """Records the model's forward pass for batch sizes, and runs any decode step with the recording that fits.
 
-    The graphs read persistent tensors on the device, which one copy from the host fills for each step. Rows beyond the
-    step's requests are sequences of one token in a scratch block, which belongs to no request. Logits are computed
-    outside: their launches are queued while the graph runs, and the memory for them is taken once for all sizes.
+    A ladder of sizes is recorded at the start, and a step runs on the next larger one. A backend that
+    `records_on_demand` gets every size by itself, when it first comes up. Logits are computed outside: their launches
+    are queued while the graph runs, and the memory for them is taken once for all sizes.
     """
 
     def __init__(
@@ -52,61 +54,81 @@ class DecodeGraphs:
         max_model_len: int,
         scratch_blocks: Sequence[int],
     ) -> None:
-        """``sizes``: batch sizes to record, at least one; ``scratch_blocks``: for each group a block id that no request
-        gets."""
+        """``sizes``: batch sizes to record, at least one, of which a backend that records on demand heeds the largest;
+        ``scratch_blocks``: for each group a block id that no request gets."""
         self._model = model
         self._backend = backend
         self._kv = kv
         self._groups = list(groups)
-        self._sizes = sorted(sizes)
+        self._largest = max(sizes)
+        self._sizes = [1] if backend.records_on_demand else sorted(sizes)
         self._max_model_len = max_model_len
-        self._rungs: list[_Rung] = []
-        """By size, once recorded."""
-        largest, device = self._sizes[-1], runtime.torch_device
-        widths = [-(-max_model_len // group.block_size) for group in groups]
-        self._host = _PaddedStep(largest, [group.block_size for group in groups], scratch_blocks)
-        self._staging = StagingBuffer(runtime, _staging_bytes(largest, widths))
-        self._token_ids, self._positions, self._seq_lens, *self._slots = self._staging.copy(
-            self._host.columns()
-        )
-        self._tables = [
-            torch.full((largest, width), block, dtype=torch.int32, device=device)
-            for width, block in zip(widths, scratch_blocks)
-        ]
-        self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._rows = torch.arange(largest, device=device)
+        self._rungs: dict[int, _Rung] = {}
+        self._inputs = self._make_inputs(runtime, scratch_blocks)
+        device = runtime.torch_device
+        self._query_start = torch.arange(self._largest + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(self._largest, device=device)
         self._hidden = torch.empty(0, device=device)
-        """[largest size, hidden_size], once recorded."""
+        """[largest size, hidden_size], once something is recorded."""
+
+    def _make_inputs(self, runtime: DeviceRuntime, scratch_blocks: Sequence[int]) -> GraphInputs:
+        block_sizes = [group.block_size for group in self._groups]
+        widths = [-(-self._max_model_len // size) for size in block_sizes]
+        if runtime.is_host_memory:
+            return HostGraphInputs(self._largest, block_sizes, widths, scratch_blocks)
+        return StagedGraphInputs(runtime, self._largest, block_sizes, widths, scratch_blocks)
 
     @property
     def sizes(self) -> list[int]:
-        return list(self._sizes)
+        """Those recorded so far."""
+        return sorted(self._rungs)
 
     def can_run(self, step: HostStep) -> bool:
-        return bool(self._rungs) and step.has_one_token_each and step.num_reqs <= self._sizes[-1]
+        """Whether `run` takes the step. On demand, this is where a size is recorded that comes up for the first time;
+        if that fails, nothing is replayed any more."""
+        n = step.num_reqs
+        if not self._rungs or not step.has_one_token_each or n > self._largest:
+            return False
+        if self._backend.records_on_demand and n not in self._rungs:
+            try:
+                self._inputs.clear()
+                self._record(n)
+            except RuntimeError as error:
+                logger.warning("decode steps run without graphs from now on: recording failed: %s", error)
+                self._rungs.clear()
+                return False
+        return True
 
     def record(self) -> float:
-        """Records all sizes, the largest first, so that the others find its memory. Returns the seconds that it took.
+        """Records the sizes that are recorded at the start, the largest first, so that the others find its memory.
+        Returns the seconds that it took.
 
         Raises RuntimeError where the model does what cannot be recorded.
         """
         started = time.perf_counter()
-        rungs: list[_Rung] = []
-        for size in reversed(self._sizes):
-            inputs = [self._inputs(index, size) for index in range(len(self._groups))]
-            metadata = [group.build_metadata(each) for group, each in zip(self._groups, inputs)]
-            batch = ForwardBatch(
-                token_ids=self._token_ids[:size],
-                positions=self._positions[:size],
-                logits_rows=self._rows[:size],
-                kv=self._kv,
-                metadata={name: each for group in metadata for name, each in group.items()},
-            )
-            if not rungs:
-                self._hidden = torch.empty_like(self._model(batch))
-            rungs.append(_Rung(size, self._backend.capture(self._forward(batch, size)), inputs, metadata))
-        self._rungs = rungs[::-1]
+        try:
+            for size in reversed(self._sizes):
+                self._record(size)
+        except RuntimeError:
+            self._rungs.clear()
+            raise
         return time.perf_counter() - started
+
+    def _record(self, size: int) -> None:
+        inputs = [self._attention_inputs(index, size) for index in range(len(self._groups))]
+        metadata = [group.build_metadata(each) for group, each in zip(self._groups, inputs)]
+        batch = ForwardBatch(
+            token_ids=self._inputs.token_ids[:size],
+            positions=self._inputs.positions[:size],
+            logits_rows=self._rows[:size],
+            kv=self._kv,
+            metadata={name: each for group in metadata for name, each in group.items()},
+        )
+        if not len(self._hidden):
+            hidden = self._model(batch)
+            self._hidden = hidden.new_empty(self._largest, *hidden.shape[1:])
+        graph = self._backend.capture(self._forward(batch, size))
+        self._rungs[size] = _Rung(size, graph, inputs, metadata)
 
     def _forward(self, batch: ForwardBatch, size: int) -> Callable[[], None]:
         def run() -> None:
@@ -114,16 +136,16 @@ class DecodeGraphs:
 
         return run
 
-    def _inputs(self, group: int, size: int) -> AttentionInputs:
+    def _attention_inputs(self, group: int, size: int) -> AttentionInputs:
         return AttentionInputs(
             num_reqs=size,
             num_tokens=size,
             query_lens_host=[1] * size,
             seq_lens_host=[self._max_model_len] * size,
             query_start=self._query_start[: size + 1],
-            seq_lens=self._seq_lens[:size],
-            block_table=self._tables[group][:size],
-            slot_mapping=self._slots[group][:size],
+            seq_lens=self._inputs.seq_lens[:size],
+            block_table=self._inputs.tables[group][:size],
+            slot_mapping=self._inputs.slots[group][:size],
             block_size=self._groups[group].block_size,
             for_graph=True,
         )
@@ -134,70 +156,22 @@ class DecodeGraphs:
 
         ``last_tokens: [max_num_reqs]`` int64 on the device has, for each batch row, the token that was sampled last.
         """
-        rung = self._rungs[bisect_left(self._sizes, step.num_reqs)]
-        host = self._host
-        host.take(step)
-        columns, tables = host.columns(), host.tables(step, rung.size)
-        staged = self._staging.copy(
-            [*columns, *tables, step.unknown_rows, step.unknown_tokens, step.sample_rows]
-        )
-        for table, filled in zip(self._tables, staged[len(columns) :]):
-            table[: rung.size, : filled.shape[1]].copy_(filled)
-        rows, tokens, sample_rows = staged[-3:]
+        rung = self._rung(step.num_reqs)
+        rows = self._inputs.fill(step, rung.size)
         if len(step.unknown_rows):
-            self._token_ids.index_copy_(0, tokens, last_tokens.index_select(0, rows))
-        self._refresh(rung, step.num_reqs)
+            known = last_tokens.index_select(0, rows.unknown_rows)
+            self._inputs.token_ids.index_copy_(0, rows.unknown_tokens, known)
+        self._refresh(rung)
         rung.graph.replay()
-        return self._hidden[: step.num_reqs], sample_rows
+        return self._hidden[: step.num_reqs], rows.sample_rows
 
-    def _refresh(self, rung: _Rung, num_reqs: int) -> None:
-        seq_lens_host = self._host.seq_lens[: rung.size].tolist()
+    def _rung(self, num_reqs: int) -> _Rung:
+        if self._backend.records_on_demand:
+            return self._rungs[num_reqs]
+        return self._rungs[self._sizes[bisect_left(self._sizes, num_reqs)]]
+
+    def _refresh(self, rung: _Rung) -> None:
+        seq_lens_host = self._inputs.host_seq_lens[: rung.size].tolist()
         for group, inputs, metadata in zip(self._groups, rung.inputs, rung.metadata):
             inputs.seq_lens_host = seq_lens_host
             group.refresh_metadata(metadata, inputs)
-
-
-class _PaddedStep:
-    """The columns of a step in host memory, filled up to the largest batch size with rows that harm nobody."""
-
-    def __init__(self, size: int, block_sizes: Sequence[int], scratch_blocks: Sequence[int]) -> None:
-        self.token_ids = np.zeros(size, np.int64)
-        self.positions = np.zeros(size, np.int64)
-        self.seq_lens = np.ones(size, np.int32)
-        self._scratch_blocks = scratch_blocks
-        self._scratch_slots = [block * size for block, size in zip(scratch_blocks, block_sizes)]
-        self._slots = [np.full(size, slot, np.int64) for slot in self._scratch_slots]
-
-    def columns(self) -> list[np.ndarray]:
-        """Of one size in every step."""
-        return [self.token_ids, self.positions, self.seq_lens, *self._slots]
-
-    def take(self, step: HostStep) -> None:
-        n = step.num_reqs
-        padding: list[tuple[np.ndarray, np.ndarray, int]] = [
-            (self.token_ids, step.token_ids, 0),
-            (self.positions, step.positions, 0),
-            (self.seq_lens, step.seq_lens, 1),
-        ]
-        slots = zip(self._slots, step.groups, self._scratch_slots)
-        padding += [(column, group.slot_mapping, slot) for column, group, slot in slots]
-        for column, values, fill in padding:
-            column[:n] = values
-            column[n:] = fill
-
-    def tables(self, step: HostStep, size: int) -> list[np.ndarray]:
-        """As wide as the step needs."""
-        tables = []
-        for group, scratch_block in zip(step.groups, self._scratch_blocks):
-            table = np.full((size, group.block_table.shape[1]), scratch_block, np.int32)
-            table[: step.num_reqs] = group.block_table
-            tables.append(table)
-        return tables
-
-
-def _staging_bytes(size: int, widths: Sequence[int]) -> int:
-    """The persistent columns must not move, so the buffer is made as large as it can get."""
-    columns = size * (8 + 8 + 4 + 8 * len(widths))
-    tables = sum(4 * size * width for width in widths)
-    rows = 3 * 8 * size
-    return columns + tables + rows + ALIGNMENT_BYTES * (3 + 2 * len(widths) + 3)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inferplane.api import DeviceDescriptor, DeviceRuntime, MemoryInfo
+from inferplane.api import DeviceDescriptor, DeviceRuntime, GraphBackend, MemoryInfo
 from inferplane.api.host_memory import host_memory
 from inferplane_cpu.cores import allowed_cores, usable_cores
+from inferplane_cpu.graphs import CpuGraphs
 from inferplane_kernels_cpu import native
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class CpuRuntime(DeviceRuntime):
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host  # it is there already
+
+    def graphs(self) -> GraphBackend | None:
+        return CpuGraphs() if native.unavailable_reason() is None else None
 
 
 def _set_up_native(num_threads: int) -> None:
