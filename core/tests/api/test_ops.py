@@ -127,6 +127,28 @@ def test_clamped_swiglu_and_biases_as_in_transformers(generator: torch.Generator
     torch.testing.assert_close(got, experts(x, ids.long(), weights), rtol=1e-5, atol=1e-4)
 
 
+@DTYPES
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 37, 64])
+def test_the_best_token_is_the_first_of_the_largest(
+    generator: torch.Generator, dtype: torch.dtype, vocab_size: int
+) -> None:
+    logits = torch.randint(-3, 3, (50, vocab_size), generator=generator).to(dtype)
+    tokens, is_wrong = OPS["best_token"].reference(logits)
+    assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert not is_wrong.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
+def test_a_row_without_a_best_token_is_told_from_its_neighbours(
+    generator: torch.Generator, bad: float
+) -> None:
+    logits = torch.randn(3, 40, generator=generator)
+    logits[1, 17 if bad != float("-inf") else slice(None)] = bad
+    tokens, is_wrong = OPS["best_token"].reference(logits)
+    assert is_wrong.tolist() == [0, 1, 0]
+    assert tokens.tolist() == [int(logits[0].argmax()), 0, int(logits[2].argmax())]
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 @DTYPES
 def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) -> None:
@@ -138,6 +160,7 @@ def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) ->
     relative, absolute = op.tolerances[dtype]
     dtypes = {
         "topk_softmax": (torch.float32, torch.int32),
+        "best_token": (torch.int64,),
         "ssm_scan": (dtype, torch.float32),
         "selective_scan": (dtype, torch.float32),
         "gated_delta_rule": (dtype, torch.float32),

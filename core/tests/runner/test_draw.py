@@ -8,8 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from inferplane.api.ops import best_token
 from inferplane.runner import draw as drawing
-from inferplane.runner.draw import Settings, draw, take_best
+from inferplane.runner.draw import Settings, draw
 from inferplane.runner.noise import row_keys
 from race_oracle import is_first, key_of
 
@@ -169,15 +170,6 @@ def test_tokens_tied_with_the_last_of_top_p_are_kept(any_runtime):
     assert set(drawn.token_ids.tolist()) == {40}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab_size", [1, 7, 8, 37, 64])
-def test_the_best_token_is_the_first_of_the_largest(dtype: torch.dtype, vocab_size: int):
-    logits = torch.randint(-3, 3, (50, vocab_size), generator=torch.Generator().manual_seed(1)).to(dtype)
-    drawn = take_best(logits)
-    assert drawn.is_valid.all()
-    assert drawn.token_ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
 def test_rows_with_nothing_to_choose_are_told_from_their_neighbours(any_runtime, bad: float):
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
@@ -186,7 +178,6 @@ def test_rows_with_nothing_to_choose_are_told_from_their_neighbours(any_runtime,
     else:
         logits[1, 17] = bad
     drawers = (
-        take_best,
         lambda x: draw(x, settings_of(3), 0, any_runtime),
         lambda x: draw(x, settings_of(3, top_k=5), 8, any_runtime),
         lambda x: draw(x, settings_of(3, top_k=5, top_p=0.9, min_p=0.1), 8, any_runtime),
@@ -274,6 +265,6 @@ def test_nothing_is_read_back_from_an_accelerator(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(torch.Tensor, name, refuse)
     logits = torch.randn(4, 50)
     elsewhere = Elsewhere(runtime.descriptor)
-    take_best(logits)
+    best_token(logits)
     draw(logits, settings_of(4, 0.7, top_p=0.9, min_p=0.1), 0, elsewhere)
     draw(logits, settings_of(4, 0.7, 5, top_p=0.9), 8, elsewhere)

@@ -27,6 +27,7 @@ __all__ = [
     "OpTable",
     "Tolerance",
     "add_rms_norm",
+    "best_token",
     "causal_conv1d",
     "fused_experts",
     "gated_delta_rule",
@@ -78,6 +79,7 @@ class OpTable:
     ssm_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_delta_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    best_token: Callable[..., torch.Tensor]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if missing := OPS.keys() - functions.keys():
@@ -245,3 +247,23 @@ def _gate(gate_up: torch.Tensor, activation: str, alpha: float, limit: float) ->
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
     raise ValueError(f"activation {activation!r} should be one of {', '.join(EXPERT_ACTIVATIONS)}")
+
+
+def _best_token_inputs(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    logits = random_tensor(g, dtype, 6, 1000)
+    logits[1] = float("-inf")
+    logits[2, 700] = float("nan")
+    logits[3, [40, 900]] = 9.0
+    return (logits,)
+
+
+@declare_op(_best_token_inputs)
+def best_token(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row, of equal ones the first, and which rows have none.
+
+    ``logits: [num_rows, vocab_size]``. Returns ``[2, num_rows]`` int64: the tokens, and below each 0; or 0 and below it
+    1 for a row that has something that is not a number, or whose largest logit is infinite.
+    """
+    best, token_ids = logits.max(dim=-1)
+    is_wrong = best.isfinite().logical_not()
+    return torch.stack((token_ids.masked_fill(is_wrong, 0), is_wrong.long()))

@@ -80,12 +80,6 @@ class Drawn:
     """[n] bool. False where the logits left nothing to choose: all negative infinity, or some not a number."""
 
 
-def take_best(logits: torch.Tensor) -> Drawn:
-    """The most likely token of each row, the first of several. ``logits: [n, vocab_size]``, any float dtype."""
-    best, token_ids = logits.max(1)
-    return Drawn(token_ids, best.isfinite())
-
-
 def draw(logits: torch.Tensor, settings: Settings, top_k_width: int, runtime: DeviceRuntime) -> Drawn:
     """One token of each row by all settings.
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from inferplane.api.ops import best_token
 from inferplane.plan import NewRequest
 from inferplane.request import PositionLogprobs
 from inferplane.runner.adjustments import Adjustments, apply_sparse
-from inferplane.runner.draw import Drawn, Settings, draw, take_best
+from inferplane.runner.draw import Drawn, Settings, draw
 from inferplane.runner.logprobs import pack_logprobs, unpack_logprobs
 from inferplane.runner.noise import row_keys
 
@@ -70,20 +71,22 @@ class Choices:
 class Sampled:
     """Of n rows of logits, by their index. What lies on the device may not be computed yet."""
 
-    token_ids: torch.Tensor
-    """[n] int64 on the device; a token of the vocabulary even where there is an error."""
-    outcomes: torch.Tensor
-    """[n] int64 on the device: `Outcome`s."""
+    choices: torch.Tensor
+    """[2, n] int64 on the device: tokens, each of the vocabulary even where there is an error, and `Outcome`s."""
     logprobs: list[tuple[np.ndarray, np.ndarray, torch.Tensor]]
     """Indices, numbers of best tokens, and what `pack_logprobs` made of these rows, on the device."""
     errors: dict[int, str] = field(default_factory=dict)
     """Those that the host knows of: of logits processors."""
 
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[n] int64 on the device."""
+        return self.choices[0]
+
     def start_reading(self, runtime: DeviceRuntime) -> Reading:
         """Queues the copies to the host."""
         logprobs = [(at, num_top, runtime.to_host_async(packed)) for at, num_top, packed in self.logprobs]
-        choices = runtime.to_host_async(torch.stack((self.token_ids, self.outcomes)))
-        return Reading(choices, logprobs, self.errors)
+        return Reading(runtime.to_host_async(self.choices), logprobs, self.errors)
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,14 @@ class Sampler:
         vocab_size: int,
         runtime: DeviceRuntime,
         processors: Callable[[], Mapping[str, str]] = dict,
+        best_token: Callable[[torch.Tensor], torch.Tensor] = best_token,
     ) -> None:
-        """``processors``: the named logits processors of the installed plugins, asked for when a request names one."""
+        """``processors``: the named logits processors of the installed plugins, asked for when a request names one.
+        ``best_token``: the op of that name."""
         self._vocab_size = vocab_size
         self._runtime = runtime
         self._processors = processors
+        self._best_token = best_token
         self.rows_per_slice = max(1, slice_elements(runtime.is_host_memory) // vocab_size)
         self._kind = np.zeros(max_num_reqs, np.int64)
         """What must be equal for two rows to be sampled by the same calls: see `_kind_of`."""
@@ -179,7 +185,24 @@ class Sampler:
         """
         kinds = self._kind[rows]
         errors: dict[int, str] = {}
-        order, token_ids, outcomes = [], [], []
+        choices = (
+            self._choose(kinds, rows, positions, outputs, logits, errors)
+            if kinds.any()
+            else self._best_token(logits)
+        )
+        return Sampled(choices, self._logprobs(rows, logits, choices[0]), errors)
+
+    def _choose(
+        self,
+        kinds: np.ndarray,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        outputs: Callable[[int], np.ndarray],
+        logits: torch.Tensor,
+        errors: dict[int, str],
+    ) -> torch.Tensor:
+        """``[2, n]`` int64 tokens and `Outcome`s, whatever the rows' settings."""
+        order, parts = [], []
         for kind in np.unique(kinds).tolist():
             for at in self._slices(np.flatnonzero(kinds == kind)):
                 part = given = _take_rows(logits, at, self._runtime)
@@ -189,21 +212,15 @@ class Sampler:
                     self._adjust(part, at, rows[at], outputs, errors)
                 drawn = self._draw(part, kind, rows[at], positions[at])
                 order.append(at)
-                token_ids.append(drawn.token_ids)
-                outcomes.append(_outcomes(drawn, given if is_adjusted else None))
-        places = np.argsort(np.concatenate(order))
-        chosen = self._join(token_ids, places)
-        logprobs = self._logprobs(rows, logits, chosen)
-        return Sampled(chosen, self._join(outcomes, places), logprobs, errors)
-
-    def _join(self, parts: list[torch.Tensor], places: np.ndarray) -> torch.Tensor:
-        """The parts one after another, and of that the elements at ``places``."""
+                parts.append(torch.stack((drawn.token_ids, _outcomes(drawn, given if is_adjusted else None))))
         if len(parts) == 1:  # of all rows, then, in their order
             return parts[0]
-        return torch.cat(parts)[self._runtime.to_device(torch.from_numpy(places))]
+        places = np.argsort(np.concatenate(order))
+        return torch.cat(parts, dim=1).index_select(1, self._runtime.to_device(torch.from_numpy(places)))
 
     def _kind_of(self, row: int, is_greedy: bool) -> int:
-        """A number made of the method, the width of a top_k, and (lowest bit) whether logits are adjusted."""
+        """A number made of the method, the width of a top_k, and (lowest bit) whether logits are adjusted: 0 where the
+        most likely token is all that is wanted."""
         width = 0
         if is_greedy:
             method = Method.GREEDY
@@ -217,7 +234,8 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, positions: np.ndarray) -> Drawn:
         if (kind >> 1) & 3 == Method.GREEDY:
-            return take_best(logits)
+            token_ids, is_wrong = self._best_token(logits)
+            return Drawn(token_ids, is_wrong == 0)
         keys = row_keys(self._seed[rows], positions)
         settings = Settings(
             self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows], keys

@@ -166,7 +166,11 @@ class ModelWorker(Worker):
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
         sampler = None
         if self.is_sampling:
-            sampler = Sampler(max_num_seqs, vocab_size, runtime, self.context.plugins.logits_processors)
+            plugins = self.context.plugins
+            ops = plugins.resolve_ops(self.context.device, dtype)
+            sampler = Sampler(
+                max_num_seqs, vocab_size, runtime, plugins.logits_processors, best_token=ops.best_token
+            )
         return Runner(
             model=self.model,
             runtime=runtime,

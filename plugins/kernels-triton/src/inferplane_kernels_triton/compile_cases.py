@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
@@ -41,6 +42,10 @@ def _elementwise(tuning: TuningTable) -> None:
     rms_norm(x, weight, 1e-5)
     add_rms_norm(x, _meta(32, 4096), weight, 1e-5)
     silu_and_mul(_meta(32, 28672))
+
+
+def _best_token(tuning: TuningTable) -> None:
+    best_token(_meta(32, 128256))
 
 
 def _rotary(tuning: TuningTable) -> None:
@@ -120,6 +125,7 @@ def _skinny_matmul_pdl(tuning: TuningTable) -> None:
 
 CASES: dict[str, Callable[[TuningTable], None]] = {
     "elementwise": _elementwise,
+    "best_token": _best_token,
     "rotary": _rotary,
     "rope_and_store": _rope_and_store,
     "store_kv": _store_kv,

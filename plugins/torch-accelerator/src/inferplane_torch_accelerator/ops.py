@@ -19,12 +19,13 @@ def triton_ops(launch: Launch) -> list[OpImpl]:
     if launch.why_not():
         return []
     from inferplane_kernels_triton.activation import silu_and_mul
+    from inferplane_kernels_triton.best_token import best_token
     from inferplane_kernels_triton.moe_experts import fused_experts
     from inferplane_kernels_triton.moe_routing import topk_softmax
     from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
     from inferplane_kernels_triton.rotary import rotary
 
-    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, fused_experts)
+    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, fused_experts, best_token)
     return [OpImpl(kernel.__name__, _launched(kernel, launch), PROVIDER, priority=10) for kernel in kernels]
 
 
