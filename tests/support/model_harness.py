@@ -24,7 +24,14 @@ from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
 from inferplane.api.state import StateLayer, allocate_states, state_rounds
-from inferplane.config import CacheConfig, DeviceConfig, EngineConfig, LoadConfig, ModelConfig
+from inferplane.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    PoolerConfig,
+)
 from inferplane.models.hf_config import usual_form
 from inferplane.models.registry import build_model
 from inferplane.quantization.registry import make_format
@@ -126,6 +133,7 @@ def make_context(
     choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None,
     load_format: str = "auto",
     seed: int = 0,
+    pooler: PoolerConfig | None = None,
 ) -> BuildContext:
     """``quantization`` is by default what the configuration says."""
     attention = GatherAttention()
@@ -137,6 +145,7 @@ def make_context(
         dtype=dtype,
         max_model_len=max_model_len,
         vocab_size=hf_config["vocab_size"],
+        pooler=pooler,
     )
     config = EngineConfig(
         model=model,

@@ -82,7 +82,7 @@ def make_tiny_model(
     config_class, differences = known[arch]
     config = getattr(transformers, config_class)(**{**_SHARED, **differences, **overrides})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _randomize(model, seed)
+    randomize(model, seed)
     folder = directory / f"tiny-{arch}-{seed}"
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     write_tokenizer(folder)
@@ -125,7 +125,8 @@ def _trained_tokenizer() -> str:
     return tokenizer.to_str()
 
 
-def _randomize(model: Any, seed: int) -> None:
+def randomize(model: Any, seed: int) -> None:
+    """Draws every parameter anew."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

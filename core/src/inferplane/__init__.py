@@ -11,15 +11,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inferplane.engine.llm import LLM
     from inferplane.engine.output import CompletionOutput, RequestOutput
+    from inferplane.engine.pooling_output import ClassificationOutput, EmbeddingOutput, ScoreOutput
     from inferplane.request import SamplingParams
 
     __version__: str
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "ClassificationOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoreOutput",
+    "__version__",
+]
 
 _HOME_OF_NAME = {
     "LLM": "inferplane.engine.llm",
+    "ClassificationOutput": "inferplane.engine.pooling_output",
     "CompletionOutput": "inferplane.engine.output",
+    "EmbeddingOutput": "inferplane.engine.pooling_output",
+    "ScoreOutput": "inferplane.engine.pooling_output",
     "RequestOutput": "inferplane.engine.output",
     "SamplingParams": "inferplane.request",
 }

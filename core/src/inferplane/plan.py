@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from inferplane.request import PositionLogprobs, SamplingParams
+from inferplane.request import PoolingParams, PositionLogprobs, SamplingParams
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,10 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
+    pooling: PoolingParams | None = None
+    """Asks for a vector when all tokens are computed, in place of a token."""
+    second_text_start: int | None = None
+    """Of a pair of texts, the first token of the second."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,5 +69,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[str, list[PositionLogprobs]] = {}
     """For requests that asked: entries for the prompt tokens *predicted* by this step's tokens, in order.
     The token at position 0 is predicted by nothing and has no entry."""
+    pooled: dict[str, bytes] = {}
+    """For requests with ``pooling`` that reached their end: the numbers in float32, the lowest byte first."""
     errors: dict[str, str] = {}
     """Requests whose own processing failed (a logits processor that raised, say); others are unaffected."""

@@ -162,6 +162,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     )
 
 
+class PoolingTask(StrEnum):
+    """What is to come of a whole prompt, in place of further tokens."""
+
+    EMBED = "embed"
+    """One vector."""
+    CLASSIFY = "classify"
+    """A number for each class."""
+    SCORE = "score"
+    """One number for a pair of texts."""
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make of the hidden states of one request. Raises `ParameterError` naming the field at fault."""
+
+    task: PoolingTask = PoolingTask.EMBED
+    normalize: bool | None = None
+    """Embeddings of length 1; None: as the model was made to be used."""
+    dimensions: int | None = None
+    """Only so many leading numbers of an embedding, where the model was trained for that (arXiv:2205.13147)."""
+    use_activation: bool = True
+    """Whether class logits become probabilities, as the model's configuration says."""
+
+    def __post_init__(self) -> None:
+        if self.dimensions is not None:
+            _check_integer("dimensions", self.dimensions, 1, 2**31 - 1)
+        for name, none in (("normalize", True), ("use_activation", False)):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (none and value is None):
+                raise ParameterError(name, f"{name} must be true or false, got {value!r}")
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to complete, as the engine core receives it: tokens in, nothing left to look up.
 
@@ -180,6 +211,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time_s: float = 0.0
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    pooling: PoolingParams | None = None
+    """What to make of the whole prompt; then ``max_tokens`` is 0."""
+    second_text_start: int | None = None
+    """Of a pair of texts in one prompt, the first token of the second."""
 
     @property
     def reads_its_output(self) -> bool:
@@ -225,6 +260,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    pooled: bytes | None = None
+    """What was asked for with ``pooling``: numbers in float32, the lowest byte first."""
 
 
 def _check_number(

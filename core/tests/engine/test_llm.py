@@ -16,7 +16,7 @@ import pytest
 
 from inferplane import LLM, RequestOutput, SamplingParams
 from inferplane.config import ConfigError
-from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
+from inferplane.engine.errors import EmptyPromptError, PromptTooLongError, TaskError
 from inferplane.request import FinishReason, ParameterError
 
 PROMPTS = [
@@ -256,7 +256,7 @@ def test_an_interrupt_drops_what_is_in_flight_and_the_engine_goes_on(
 
 
 def test_embedding_says_what_is_missing(llm: LLM) -> None:
-    with pytest.raises(NotImplementedError, match="pooling model"):
+    with pytest.raises(TaskError, match="cannot embed texts: it is loaded to generate text"):
         llm.embed(["text"])
 
 

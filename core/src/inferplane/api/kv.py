@@ -45,6 +45,11 @@ class KVCacheSpec:
         """The most tokens, itself included, that any token needs; None where that grows with the sequence."""
         return None
 
+    @property
+    def sees_later_tokens(self) -> bool:
+        """Whether a token sees those behind it, too: then a sequence is computed in one step, or not at all."""
+        return False
+
     def max_num_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         """The most blocks that a request holds at any moment while it grows to ``num_tokens``, by at most
         ``max_step_tokens`` in a step: those that the first token of the step sees, and those that the step fills.
@@ -140,6 +145,33 @@ class MLAAttentionSpec(AttentionSpec):
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
     """Keys and values of the encoder's tokens: as many as the request's input has, from its first step to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderAttentionSpec(KVCacheSpec):
+    """Attention without a cache: every token sees the whole sequence (arXiv:1810.04805), and nothing is kept of it.
+
+    It belongs to no group and has no blocks. What it says to the scheduler is `sees_later_tokens`.
+    """
+
+    block_size: int = 1
+    window: int | None = None
+    """A token sees those at most so far from it, on either side; None where it sees all."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            _check_positive(self, "window")
+
+    @property
+    def block_bytes(self) -> int:
+        return 0
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return 0
+
+    @property
+    def sees_later_tokens(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

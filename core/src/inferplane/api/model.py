@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import Communicator
+from inferplane.api.kv import EncoderAttentionSpec
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
@@ -57,6 +58,20 @@ class ForwardBatch:
     metadata: Mapping[str, Any]
     """What the layer's backend built for this step, by layer name (one object for all layers of a group); of a state
     layer its `StateRound`s."""
+    query_lens_host: Sequence[int] = ()
+    """Tokens of each request, which lie one after another."""
+    query_start: torch.Tensor | None = None
+    """[num_reqs + 1] int32: the first token of each request, and the end of the last."""
+    token_types: torch.Tensor | None = None
+    """[num_tokens] int64: 0 for tokens of a pair's first text, 1 for those of its second; None where all are 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderLayer:
+    """A layer that attends to whole sequences and keeps nothing between steps."""
+
+    name: str
+    spec: EncoderAttentionSpec
 
 
 class Model(torch.nn.Module, ABC):
@@ -72,7 +87,10 @@ class Model(torch.nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, hidden_size] -> [n, vocab_size]`` over the whole vocabulary on every rank; any float dtype."""
+        """``[n, hidden_size] -> [n, vocab_size]`` over the whole vocabulary on every rank; any float dtype.
+
+        Of a model that pools, what becomes of a request's pooled hidden state: ``[n, num_labels]``, or itself.
+        """
 
     @abstractmethod
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -87,6 +105,10 @@ class Model(torch.nn.Module, ABC):
 
     def state_layers(self) -> list[StateLayer]:
         """Layers that keep a state instead, in execution order."""
+        return []
+
+    def encoder_layers(self) -> list[EncoderLayer]:
+        """Layers that attend in both directions and keep nothing, in execution order."""
         return []
 
     def kv_layers(self) -> list[AttentionLayer | StateLayer]:

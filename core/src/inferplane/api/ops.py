@@ -1,8 +1,8 @@
 """Ops: one signature, one reference body, many providers.
 
 A layer calls ``ops.rms_norm(...)`` on the `OpTable` that was resolved for the model; it never knows whose it is.
-The functions below and in `inferplane.api.state_ops` are the references: plain torch, right before fast, and what runs
-when nobody provides better.
+The functions below, in `inferplane.api.state_ops` and in `inferplane.api.encoder_ops` are the references: plain torch,
+right before fast, and what runs when nobody provides better.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from inferplane.api.device import DeviceDescriptor
+from inferplane.api.encoder_ops import encoder_attention
 from inferplane.api.op import DEFAULT_TOLERANCES, OPS, Op, Tolerance, declare_op, random_tensor
 from inferplane.api.state_ops import causal_conv1d, gated_delta_rule, selective_scan, ssm_scan
 
@@ -29,6 +30,7 @@ __all__ = [
     "add_rms_norm",
     "best_token",
     "causal_conv1d",
+    "encoder_attention",
     "fused_experts",
     "gated_delta_rule",
     "gelu_tanh_and_mul",
@@ -80,6 +82,7 @@ class OpTable:
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_delta_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     best_token: Callable[..., torch.Tensor]
+    encoder_attention: Callable[..., torch.Tensor]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if missing := OPS.keys() - functions.keys():

@@ -20,6 +20,7 @@ def list_models(as_json: bool) -> None:
     from inferplane.cli.table import print_table
     from inferplane.models.catalog import CATALOG
     from inferplane.models.registry import BUILT_IN, known_architectures
+    from inferplane.models.task import tasks_of
     from inferplane.plugins import load_plugins
 
     rows = []
@@ -27,13 +28,13 @@ def list_models(as_json: bool) -> None:
         # of a plugin's class that takes the place of a built-in one nothing is known
         facts = CATALOG.get(name) if BUILT_IN.get(name) == target else None
         known = {} if facts is None else asdict(facts)
-        rows.append({"architecture": name, **known, "implementation": target})
+        rows.append({"architecture": name, "tasks": tasks_of(name), **known, "implementation": target})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
         row.update({key: ", ".join(value) or None for key, value in row.items() if isinstance(value, tuple)})
-    print_table(rows, ["architecture", "family", "features", "kv_specs", "tested", "implementation"])
+    print_table(rows, ["architecture", "tasks", "family", "features", "kv_specs", "tested", "implementation"])
 
 
 @models.command("pull")

@@ -10,6 +10,7 @@ from inferplane.config.engine import (
     LoadConfig,
     ModelConfig,
     ParallelConfig,
+    PoolerConfig,
     SchedulerConfig,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "LoadConfig",
     "ModelConfig",
     "ParallelConfig",
+    "PoolerConfig",
     "SchedulerConfig",
 ]

@@ -32,6 +32,12 @@ class EngineArgs:
         "Model",
         "Quantize a plain checkpoint while it is loaded: fp8 or int8, or a plugin's way. Default: as it is stored.",
     )
+    task: str = option(
+        "auto",
+        "Model",
+        "What the model is for: generate text, embed texts, or classify them. Default: what its files say.",
+        choices=("auto", "generate", "embed", "classify"),
+    )
     max_model_len: int | None = option(
         None, "Model", "Most tokens of prompt and output together. Default: what the model was trained for."
     )

@@ -17,6 +17,32 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
+class PoolerConfig:
+    """How a model makes one vector of a prompt. Read from the model's files by `inferplane.models.pooler_config`."""
+
+    kind: str
+    """Which hidden states count: ``cls`` the first token's, ``last`` the last one's, ``mean`` the mean of all."""
+    tasks: tuple[str, ...]
+    """Of `inferplane.request.PoolingTask`, those that it can do."""
+    normalize: bool = False
+    """Whether embeddings have length 1 unless a request says otherwise."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes; none for embeddings."""
+    activation: str = "none"
+    """What makes probabilities of class logits: ``softmax``, ``sigmoid``, or ``none``."""
+    max_dimensions: int = 0
+    """Numbers of an embedding; 0 for classes."""
+    dimensions: tuple[int, ...] | None = ()
+    """Shorter embeddings that a request may ask for: these, or any where it is None."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts that are put before a text, by name."""
+    default_prompt: str = ""
+    """The text that is put before one for which no name is given."""
+    source: str = "the model's configuration"
+    """Where this was read."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     model: str
     """As the user wrote it."""
@@ -33,6 +59,13 @@ class ModelConfig:
     """Whether the user asked for this length (then not fitting is an error) or it came from the model."""
     quantization: str | None = None
     """How plain weights are quantized while they are loaded; None leaves them as they are stored."""
+    pooler: PoolerConfig | None = None
+    """Of a model that makes vectors of prompts; None for one that generates."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """``generate``, or what its pooler can do."""
+        return ("generate",) if self.pooler is None else self.pooler.tasks
 
 
 @dataclass(frozen=True)

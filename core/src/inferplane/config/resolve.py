@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from inferplane.config.args import EngineArgs
@@ -71,16 +72,20 @@ def resolve_in_full(
     defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
     asked = args
     args, settings = fill(args, defaults, device.platform)
+    model = _model_config(args, str(source.path), hf_config, plugins)
     config = EngineConfig(
-        model=_model_config(args, str(source.path), hf_config, plugins),
+        model=model,
         device=DeviceConfig(device.platform, device.index, args.num_threads, args.attention_backend),
         load=LoadConfig(args.load_format, progress),
         cache=CacheConfig(
-            args.block_size or 16, args.kv_cache_bytes, args.enable_prefix_caching, args.memory_share
+            args.block_size or 16,
+            args.kv_cache_bytes,
+            args.enable_prefix_caching and _can_share_prefixes(model),
+            args.memory_share,
         ),
         scheduler=SchedulerConfig(
             args.max_num_seqs or 256,
-            args.max_num_batched_tokens or 2048,
+            _step_tokens(args, asked.max_num_batched_tokens, model),
             args.scheduler_policy,
             args.max_num_waiting,
             _async_scheduling(args, asked.async_scheduling),
@@ -103,28 +108,56 @@ def _as_resolved(setting: Setting, config: EngineConfig, device: DeviceDescripto
         return Setting("device", f"{device.platform}:{device.index}", source)
     if setting.name == "max_model_len" and setting.value is None:
         return Setting("max_model_len", config.model.max_model_len, "model", "what it was trained for")
+    if setting.name == "max_num_batched_tokens" and setting.value not in (
+        None,
+        budget := config.scheduler.max_num_batched_tokens,
+    ):
+        return Setting(setting.name, budget, "model", "reads a prompt in one step")
     if setting.name == "plugin_options":
         return replace(setting, value=config.plugin_options)
     return setting
 
 
+def _can_share_prefixes(model: ModelConfig) -> bool:
+    """What the prefix cache holds of a token is no hidden state, which pooling may need of every token."""
+    return model.pooler is None or model.pooler.kind == "last"
+
+
+def _step_tokens(args: EngineArgs, asked: int | None, model: ModelConfig) -> int:
+    """An encoder reads a prompt in one step, so that its longest one should fit in."""
+    from inferplane.models.catalog import is_encoder
+
+    budget = args.max_num_batched_tokens or 2048
+    return max(budget, model.max_model_len) if asked is None and is_encoder(model.architecture) else budget
+
+
 def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugins: PluginSet) -> ModelConfig:
+    from inferplane.models.catalog import is_encoder
     from inferplane.models.hf_fields import whole_number
-    from inferplane.models.registry import resolve_architecture
+    from inferplane.models.pooler_config import read_pooler, sentence_length
+    from inferplane.models.registry import known_architectures, resolve_architecture
+    from inferplane.models.task import choose_task
 
     architecture = resolve_architecture(hf_config, plugins.models())
     if args.dtype not in DTYPES:
         raise ConfigError("dtype", f"dtype must be auto or one of {', '.join(DTYPES)}, got {args.dtype!r}")
+    known = known_architectures(plugins.models())
+    task, architecture = choose_task(args.task, Path(path), architecture, known)
+    pooler, sentence_len = None, None
+    if task != "generate":
+        pooler = read_pooler(Path(path), hf_config, task, is_encoder=is_encoder(architecture))
+        sentence_len = sentence_length(Path(path))
     return ModelConfig(
         model=args.model or "demo",
         path=path,
         hf_config=hf_config,
         architecture=architecture,
         dtype=args.dtype,
-        max_model_len=_max_model_len(args.max_model_len, hf_config),
+        max_model_len=_max_model_len(args.max_model_len, hf_config, sentence_len),
         vocab_size=whole_number(hf_config, "vocab_size"),
         is_max_model_len_explicit=args.max_model_len is not None,
         quantization=_quantization(args.quantization, hf_config, plugins),
+        pooler=pooler,
     )
 
 
@@ -147,7 +180,8 @@ def _checkpoint_dtype(hf_config: Mapping[str, Any]) -> str:
     return stored if stored in DTYPES else "bfloat16"
 
 
-def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
+def _max_model_len(asked: int | None, hf_config: Mapping[str, Any], usual: int | None = None) -> int:
+    """``usual`` is what the model's makers advise where it has positions for more."""
     from inferplane.models.rope_config import max_model_len
 
     trained = max_model_len(hf_config)
@@ -156,7 +190,7 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any]) -> int:
             "max_model_len",
             f"max_model_len is {asked}, but the model has positions for {trained} tokens only",
         )
-    return asked or trained or 2048
+    return asked or min(trained or 2048, usual or trained or 2048)
 
 
 def _async_scheduling(args: EngineArgs, asked: bool | None) -> bool:

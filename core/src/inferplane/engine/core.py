@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inferplane.api.kv import KVCacheConfig
-from inferplane.config import EngineConfig
+from inferplane.config import ConfigError, EngineConfig
 from inferplane.engine.kv_sizing import size_pool
 from inferplane.engine.stats import EngineStats
 from inferplane.executor import Executor, WorkerDiedError, make_executor
@@ -56,6 +56,7 @@ class EngineCore:
                 seed=self.config.seed,
                 policies=_contributed_policy(config.scheduler.policy, plugins.scheduler_policies()),
                 managers=plugins.kv_cache_specs(),
+                runs_whole=self._runs_whole,
             )
         except BaseException:
             self._executor.shutdown()
@@ -74,12 +75,11 @@ class EngineCore:
 
     def _allocate_kv_cache(self, config: EngineConfig) -> tuple[EngineConfig, KVCacheConfig]:
         """The configuration with the context length that really fits, and the pool."""
-        size = size_pool(
-            self._executor.kv_cache_specs(),
-            self._executor.available_kv_bytes(),
-            config.model,
-            config.scheduler,
-        )
+        specs = self._executor.kv_cache_specs()
+        self._runs_whole = any(spec.sees_later_tokens for spec in specs.values())
+        if self._runs_whole:
+            config = _with_steps_for_whole_prompts(config)
+        size = size_pool(specs, self._executor.available_kv_bytes(), config.model, config.scheduler)
         if size.max_model_len < config.model.max_model_len:
             logger.warning(
                 "max_model_len is lowered from %d to %d tokens: the KV cache has room for no longer sequence",
@@ -179,6 +179,25 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends the workers and frees the device. May be called twice."""
         self._executor.shutdown()
+
+
+def _with_steps_for_whole_prompts(config: EngineConfig) -> EngineConfig:
+    """Where a prompt is computed in one step it can be no longer than that."""
+    budget, length = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    if length <= budget:
+        return config
+    if config.model.is_max_model_len_explicit:
+        raise ConfigError(
+            "max_num_batched_tokens",
+            f"max_num_batched_tokens is {budget}, but the model reads a prompt of up to max_model_len {length} tokens "
+            "in one step: raise max_num_batched_tokens, or lower max_model_len",
+        )
+    logger.warning(
+        "max_model_len is lowered from %d to %d tokens: the model reads a prompt in one step, which has no more",
+        length,
+        budget,
+    )
+    return replace(config, model=replace(config.model, max_model_len=budget))
 
 
 def _log_failure(plan: StepPlan) -> None:

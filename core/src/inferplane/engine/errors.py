@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferplane.scheduler.errors import QueueFullError, RequestTooLargeError
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "PromptTooLongError",
     "QueueFullError",
     "RequestTooLargeError",
+    "TaskError",
 ]
 
 
@@ -28,17 +31,38 @@ class EmptyPromptError(PromptError):
 
 
 class PromptTooLongError(PromptError):
-    """A prompt that leaves no room for one more token."""
+    """A prompt that leaves no room for one more token, where there is to be one."""
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, is_exact: bool = True) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, max_model_len: int, *, is_exact: bool = True, needs_room: bool = True
+    ) -> None:
         """``num_prompt_tokens`` may be a floor, of a prompt so long that it was not encoded."""
         number = f"{num_prompt_tokens}" if is_exact else f"{num_prompt_tokens} or more"
-        super().__init__(
-            f"the prompt has {number} tokens, but the context length is {max_model_len} tokens for "
-            f"prompt and output together: a prompt may have at most {max_model_len - 1}"
+        limit = (
+            f"{max_model_len} tokens for prompt and output together: a prompt may have at most {max_model_len - 1}"
+            if needs_room
+            else f"{max_model_len} tokens"
         )
+        super().__init__(f"the prompt has {number} tokens, but the context length is {limit}")
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+
+
+class TaskError(ValueError):
+    """The model is not made for what is asked of it."""
+
+    def __init__(self, asked: str, tasks: Sequence[str]) -> None:
+        made_for = " and to ".join(_WORDS[task] for task in tasks)
+        super().__init__(f"the model cannot {_WORDS[asked]}: it is loaded to {made_for}")
+        self.asked = asked
+
+
+_WORDS = {
+    "generate": "generate text",
+    "embed": "embed texts",
+    "classify": "classify texts",
+    "score": "score pairs of texts",
+}
 
 
 class EngineDrainingError(QueueFullError):

@@ -11,6 +11,7 @@ from inferplane.config import EngineArgs, EngineConfig
 from inferplane.engine.generation_config import announcement, sampling_defaults
 from inferplane.engine.input_processor import InputProcessor
 from inferplane.engine.output_processor import OutputProcessor
+from inferplane.engine.pooling_output import pooling_announcement
 
 if TYPE_CHECKING:
     from inferplane.models.source import ModelSource
@@ -40,9 +41,8 @@ class FrontEnd:
         path = Path(config.model.path)
         source = ModelSource(config.model.model, "folder" if path.is_dir() else "gguf", path)
         tokenizer = _tokenizer(args, source)
-        defaults = (
-            sampling_defaults(load_generation_config(source)) if args.generation_config == "auto" else {}
-        )
+        takes_advice = args.generation_config == "auto" and config.model.pooler is None
+        defaults = sampling_defaults(load_generation_config(source)) if takes_advice else {}
         device = plugins.select_device(f"{config.device.platform}:{config.device.index}")
         unsupported = plugins.platform(device).unsupported_sampling()
         if lost := sorted(defaults.keys() & unsupported.keys()):
@@ -60,7 +60,10 @@ class FrontEnd:
             eos_token_ids=sorted(tokenizer.eos_token_ids),
             logits_processors=plugins.logits_processors(),
             unsupported=unsupported,
+            pooler=config.model.pooler,
         )
+        if (pooler := config.model.pooler) is not None:
+            logger.info(pooling_announcement(pooler))
         return cls(config, tokenizer, inputs, OutputProcessor(tokenizer), defaults)
 
     def set_max_model_len(self, max_model_len: int) -> None:

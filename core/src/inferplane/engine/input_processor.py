@@ -6,14 +6,22 @@ import itertools
 import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import msgspec
 
+from inferplane.config import PoolerConfig
 from inferplane.engine.bad_words import BadWords
-from inferplane.engine.errors import EmptyPromptError, PromptTooLongError
-from inferplane.request import MAX_SEED, EngineRequest, ParameterError, SamplingParams, is_text
+from inferplane.engine.errors import EmptyPromptError, PromptTooLongError, TaskError
+from inferplane.request import (
+    MAX_SEED,
+    EngineRequest,
+    ParameterError,
+    PoolingParams,
+    SamplingParams,
+    is_text,
+)
 from inferplane.tokenizer import Tokenizer
 
 MAX_PRIORITY = 2**31 - 1
@@ -38,6 +46,8 @@ class ParsedPrompt:
     text: str | None
     token_ids: list[int] | None
     cache_salt: str | None = None
+    second_text_start: int | None = None
+    """Of a pair of texts, the first token of the second."""
 
 
 def parse_prompt(prompt: Prompt) -> ParsedPrompt:
@@ -54,6 +64,26 @@ def parse_prompt(prompt: Prompt) -> ParsedPrompt:
             )
         return ParsedPrompt(text, None if ids is None else _whole_numbers(ids), salt)
     return ParsedPrompt(None, _whole_numbers(prompt))
+
+
+def with_lead(prompt: ParsedPrompt, lead: str) -> ParsedPrompt:
+    """With a text before its own; token ids are taken as they are."""
+    if not lead or prompt.text is None or prompt.token_ids is not None:
+        return prompt
+    return replace(prompt, text=lead + prompt.text)
+
+
+def text_pairs(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[tuple[str, str]]:
+    """One query with each document, or each with its own. Raises `ValueError` where their numbers do not fit."""
+    several = [documents] if isinstance(documents, str) else list(documents)
+    asked = [queries] * len(several) if isinstance(queries, str) else list(queries)
+    if len(asked) == 1:
+        asked *= len(several)
+    if len(asked) != len(several) or not several:
+        raise ValueError(
+            f"there are {len(asked)} queries and {len(several)} documents: give one query, or one for each document"
+        )
+    return list(zip(asked, several))
 
 
 def _whole_numbers(token_ids: object) -> list[int]:
@@ -82,20 +112,44 @@ class InputProcessor:
         eos_token_ids: Sequence[int],
         logits_processors: Collection[str] = (),
         unsupported: Mapping[str, str] | None = None,
+        pooler: PoolerConfig | None = None,
     ) -> None:
-        """``unsupported``: fields of `SamplingParams` that the platform does not honour, each with its reason."""
+        """``unsupported``: fields of `SamplingParams` that the platform does not honour, each with its reason.
+        ``pooler`` is that of a model that makes vectors of prompts; None of one that generates."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._logits_processors = frozenset(logits_processors)
         self._unsupported = dict(unsupported or {})
+        self._pooler = pooler
         self._bad_words = BadWords(tokenizer)
         self._serials = itertools.count()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Texts of any length let other threads run meanwhile."""
         return self.tokenizer.encode_batch([text], add_special_tokens)[0]
+
+    def encode_pair(self, first: str, second: str) -> ParsedPrompt:
+        """Two texts as one prompt."""
+        token_ids, start = self.tokenizer.encode_pair(first, second)
+        return ParsedPrompt(None, token_ids, second_text_start=start)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes; none of a model that does not classify."""
+        return () if self._pooler is None else self._pooler.labels
+
+    def leading_text(self, prompt_name: str | None) -> str:
+        """What the model wants before each text to embed. Raises `ParameterError` for a name that it does not have."""
+        if self._pooler is None or prompt_name is None:
+            return "" if self._pooler is None else self._pooler.default_prompt
+        if prompt_name not in self._pooler.prompts:
+            known = ", ".join(self._pooler.prompts) or "none"
+            raise ParameterError(
+                "prompt_name", f"prompt_name {prompt_name!r} is unknown; the model has {known}"
+            )
+        return self._pooler.prompts[prompt_name]
 
     def requests(
         self,
@@ -109,8 +163,10 @@ class InputProcessor:
         """One request for each of ``params.n`` completions, in their order. Their ids are used once and never again, so
         that a late output of a request that was dropped cannot be taken for one of a newer request of the same id.
 
-        Raises `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` naming the field.
+        Raises `TaskError`, `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` naming the field.
         """
+        if self._pooler is not None:
+            raise TaskError("generate", self._pooler.tasks)
         self.check_prompt(prompt_token_ids, needs_room=params.max_tokens != 0)
         self._check_params(params)
         _check_routing(priority, cache_salt)
@@ -136,12 +192,61 @@ class InputProcessor:
             for index in range(params.n)
         ]
 
+    def pooling_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        *,
+        second_text_start: int | None = None,
+        priority: int = 0,
+    ) -> EngineRequest:
+        """The request for a vector of a whole prompt. Of a pair of texts the second begins at ``second_text_start``.
+
+        Raises as `requests` does.
+        """
+        self.check_pooling(params)
+        self.check_prompt(prompt_token_ids, needs_room=False)
+        _check_routing(priority, None)
+        return EngineRequest(
+            request_id=f"{request_id}/{next(self._serials)}.0",
+            prompt_token_ids=prompt_token_ids,
+            params=_NOTHING_ASKED,
+            max_tokens=0,
+            priority=priority,
+            arrival_time_s=time.time(),
+            pooling=params,
+            second_text_start=second_text_start,
+        )
+
+    def check_pooling(self, params: PoolingParams) -> None:
+        """Raises `TaskError` where the model is not made for the task, `ParameterError` for dimensions that it does not
+        have."""
+        pooler, asked = self._pooler, params.dimensions
+        if pooler is None or params.task not in pooler.tasks:
+            raise TaskError(params.task, ("generate",) if pooler is None else pooler.tasks)
+        if asked is None or asked == pooler.max_dimensions:
+            return
+        if pooler.dimensions == ():
+            raise ParameterError(
+                "dimensions",
+                f"dimensions is {asked}, but the model's vectors have {pooler.max_dimensions or len(pooler.labels)} "
+                "numbers, and its config.json does not say that they can be cut (is_matryoshka, matryoshka_dimensions)",
+            )
+        if asked > pooler.max_dimensions or (
+            pooler.dimensions is not None and asked not in pooler.dimensions
+        ):
+            choices = (
+                f"1 to {pooler.max_dimensions}" if pooler.dimensions is None else str([*pooler.dimensions])
+            )
+            raise ParameterError("dimensions", f"dimensions is {asked}, but the model has {choices}")
+
     def check_prompt(self, prompt_token_ids: Sequence[int], *, needs_room: bool = True) -> None:
         """Raises `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` for an id that the model lacks."""
         if not prompt_token_ids:
             raise EmptyPromptError
         if len(prompt_token_ids) + needs_room > self.max_model_len:
-            raise PromptTooLongError(len(prompt_token_ids), self.max_model_len)
+            raise PromptTooLongError(len(prompt_token_ids), self.max_model_len, needs_room=needs_room)
         if strange := set(map(type, prompt_token_ids)) - {int}:
             names = ", ".join(sorted(kind.__name__ for kind in strange))
             raise ParameterError("prompt", f"the prompt's token ids must be integers, got {names}")

@@ -22,10 +22,13 @@ def group_layers(
     Where some layers need only a part of the tokens, groups of equally many layers let every block id of the shared
     memory serve any of them: a model of 24 windowed layers and 4 full ones becomes seven groups of 4, of which the
     windowed six hold few blocks each. Where the numbers do not divide, the last group of a kind is smaller, and what
-    its blocks leave unused is kept least for a request of ``max_model_len`` tokens.
+    its blocks leave unused is kept least for a request of ``max_model_len`` tokens. Layers that keep nothing are in no
+    group.
     """
     by_shape: dict[Hashable, dict[KVCacheSpec, list[str]]] = {}
     for name, spec in specs.items():
+        if spec.block_bytes == 0:
+            continue
         by_shape.setdefault(_shape(spec), {}).setdefault(spec, []).append(name)
     groups = []
     for pool, kinds in enumerate(by_shape.values()):

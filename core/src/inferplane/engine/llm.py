@@ -6,21 +6,29 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from inferplane.config import ConfigError, EngineArgs, EngineConfig
 from inferplane.engine.client import InProcessClient
 from inferplane.engine.front_end import FrontEnd
-from inferplane.engine.input_processor import ParsedPrompt, Prompt, parse_prompt
+from inferplane.engine.input_processor import ParsedPrompt, Prompt, parse_prompt, text_pairs, with_lead
 from inferplane.engine.interrupts import deferred_interrupt
 from inferplane.engine.output import RequestOutput
-from inferplane.request import SamplingParams
+from inferplane.engine.pooling_output import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    ScoreOutput,
+    cosine,
+    decode_vector,
+)
+from inferplane.request import EngineRequest, PoolingParams, PoolingTask, SamplingParams
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from inferplane.engine.pooling_output import Vector
     from inferplane.engine.stats import EngineStats
     from inferplane.tokenizer import Tokenizer
 
@@ -153,10 +161,83 @@ class LLM:
         [params] = self._params_for(sampling_params, 1, {"max_tokens": None, "temperature": 0.0})
         return self._stream(self._rendered(messages, template_kwargs), params)
 
-    def embed(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            "embeddings need a pooling model, and this version runs text generation models only"
-        )
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """A vector for each prompt, in the order of the prompts.
+
+        ``prompt_name`` picks one of the model's own texts to put before each (``query``, say); ``normalize`` overrides
+        what the model was made for; ``dimensions`` asks for shorter vectors where the model has them. Raises
+        `TaskError` where the model does not embed, and as `generate` does.
+        """
+        params = PoolingParams(task=PoolingTask.EMBED, normalize=normalize, dimensions=dimensions)
+        lead = self._front_end.inputs.leading_text(prompt_name)
+        parsed = [with_lead(parse_prompt(prompt), lead) for prompt in _as_prompts(prompts)]
+        return [
+            EmbeddingOutput(done.prompt, done.prompt_token_ids, vector)
+            for done, vector in self._pool(parsed, params, use_tqdm)
+        ]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_activation: bool = True, use_tqdm: bool = True
+    ) -> list[ClassificationOutput]:
+        """The probability of each class for each prompt, or the logits without ``use_activation``. Raises as `embed`
+        does."""
+        params = PoolingParams(task=PoolingTask.CLASSIFY, use_activation=use_activation)
+        parsed = [parse_prompt(prompt) for prompt in _as_prompts(prompts)]
+        labels = self._front_end.inputs.labels
+        return [
+            ClassificationOutput(done.prompt, done.prompt_token_ids, vector, labels)
+            for done, vector in self._pool(parsed, params, use_tqdm)
+        ]
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_activation: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[ScoreOutput]:
+        """How well each document answers its query: one query for all documents, or one for each.
+
+        A cross-encoder reads both together; of a model that embeds it is the cosine of two vectors. Raises as `embed`
+        does.
+        """
+        pairs = text_pairs(queries, documents)
+        params = PoolingParams(task=PoolingTask.SCORE, use_activation=use_activation)
+        inputs = self._front_end.inputs
+        inputs.check_pooling(params)
+        if inputs.labels:
+            joined = [inputs.encode_pair(query, document) for query, document in pairs]
+            done = self._pool(joined, params, use_tqdm)
+            return [ScoreOutput(float(vector[0]), len(each.prompt_token_ids)) for each, vector in done]
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        found = dict(zip(texts, self._pool([ParsedPrompt(text, None) for text in texts], params, use_tqdm)))
+        return [
+            ScoreOutput(
+                cosine(found[query][1], found[document][1]),
+                len(found[query][0].prompt_token_ids) + len(found[document][0].prompt_token_ids),
+            )
+            for query, document in pairs
+        ]
+
+    def _pool(
+        self, prompts: list[ParsedPrompt], params: PoolingParams, use_tqdm: bool
+    ) -> list[tuple[RequestOutput, Vector]]:
+        self._front_end.inputs.check_pooling(params)
+        tokenized = self._tokenized(prompts, add_special_tokens=True)
+        outputs = self._complete(tokenized, [params] * len(prompts), use_tqdm)
+        for number, output in enumerate(outputs):
+            if output.pooled is None:
+                raise RuntimeError(f"prompt {number} failed in the engine: {output.outputs[0].error}")
+        return [(output, decode_vector(output.pooled)) for output in outputs if output.pooled is not None]
 
     # Preparing requests
 
@@ -180,9 +261,7 @@ class LLM:
         texts = [prompt.text for prompt in prompts if prompt.token_ids is None and prompt.text is not None]
         encoded = iter(self.get_tokenizer().encode_batch(texts, add_special_tokens) if texts else ())
         return [
-            prompt
-            if prompt.token_ids is not None
-            else ParsedPrompt(prompt.text, next(encoded), prompt.cache_salt)
+            prompt if prompt.token_ids is not None else replace(prompt, token_ids=next(encoded))
             for prompt in prompts
         ]
 
@@ -193,7 +272,7 @@ class LLM:
         return ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False))
 
     def _submit(
-        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams]
+        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams | PoolingParams]
     ) -> list[RequestOutput]:
         """All of them or, if one is refused, none."""
         submitted: list[RequestOutput] = []
@@ -202,10 +281,8 @@ class LLM:
                 request_id = str(self._num_requests)
                 self._num_requests += 1
                 assert prompt.token_ids is not None
-                requests = self._front_end.inputs.requests(
-                    request_id, prompt.token_ids, prompt_params, cache_salt=prompt.cache_salt
-                )
-                output = RequestOutput.begin(request_id, prompt.text, prompt.token_ids, prompt_params.n)
+                requests = self._requests(request_id, prompt, prompt.token_ids, prompt_params)
+                output = RequestOutput.begin(request_id, prompt.text, prompt.token_ids, len(requests))
                 submitted.append(output)
                 self._front_end.outputs.add(request_id, requests)
                 self._unfinished[request_id] = output
@@ -214,6 +291,19 @@ class LLM:
             self._abort(submitted)
             raise
         return submitted
+
+    def _requests(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        token_ids: list[int],
+        params: SamplingParams | PoolingParams,
+    ) -> list[EngineRequest]:
+        inputs = self._front_end.inputs
+        if isinstance(params, PoolingParams):
+            start = prompt.second_text_start
+            return [inputs.pooling_request(request_id, token_ids, params, second_text_start=start)]
+        return inputs.requests(request_id, token_ids, params, cache_salt=prompt.cache_salt)
 
     # Running them
 
@@ -233,7 +323,10 @@ class LLM:
                 self._client.abort(self._front_end.outputs.remove(output.request_id))
 
     def _complete(
-        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[SamplingParams | PoolingParams],
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         outputs = self._submit(prompts, params)
         try:
@@ -296,7 +389,7 @@ class _Progress:
         if self._is_shown:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=len(self._outputs), desc="Generating", unit="request", dynamic_ncols=True)
+            self._bar = tqdm(total=len(self._outputs), desc="Requests", dynamic_ncols=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -56,6 +56,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     finished: bool = False
+    pooled: bytes | None = None
+    """What was asked for in place of completions: numbers in float32, the lowest byte first."""
 
     @classmethod
     def begin(cls, request_id: str, prompt: str | None, prompt_token_ids: list[int], n: int) -> RequestOutput:
@@ -65,7 +67,7 @@ class RequestOutput:
     def grow(self, delta: RequestDelta) -> None:
         """Takes in the next event of the request."""
         self.num_cached_tokens = delta.num_cached_tokens
-        self.finished = delta.finished
+        self.finished, self.pooled = delta.finished, delta.pooled
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         for added in delta.completions:
@@ -107,6 +109,8 @@ class RequestDelta:
     """Once, in the event in which the prompt is done."""
     finished: bool = False
     """Whether every completion of the request has ended."""
+    pooled: bytes | None = None
+    """What was asked for in place of completions: numbers in float32, the lowest byte first."""
 
 
 def merge_deltas(deltas: Sequence[RequestDelta]) -> RequestDelta:
@@ -125,6 +129,7 @@ def merge_deltas(deltas: Sequence[RequestDelta]) -> RequestDelta:
         num_cached_tokens=last.num_cached_tokens,
         prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
         finished=last.finished,
+        pooled=last.pooled,
     )
 
 

@@ -106,6 +106,7 @@ class OutputProcessor:
             if output.prompt_logprobs is not None:
                 delta.prompt_logprobs = output.prompt_logprobs
             if added.finish_reason is not None:
+                delta.pooled = output.pooled
                 if output.finish_reason is None:
                     abort_ids.append(output.request_id)
                 self._finish(output.request_id, request)

@@ -2,9 +2,11 @@
 
 from inferplane.layers.activation import GatedActivation
 from inferplane.layers.attention import Attention
-from inferplane.layers.block import MixerBlock, ParallelBlock, SequentialBlock
+from inferplane.layers.block import MixerBlock, ParallelBlock, PostNormBlock, SequentialBlock
+from inferplane.layers.classification import ClassificationHead
 from inferplane.layers.delta_net import DeltaHeads, GatedDeltaNet
 from inferplane.layers.embedding import ParallelLMHead, PositionEmbedding, VocabParallelEmbedding
+from inferplane.layers.encoder_attention import EncoderAttention
 from inferplane.layers.experts import Experts, SeparateExperts, StackedExperts
 from inferplane.layers.latent_attention import LatentAttention, LatentShape
 from inferplane.layers.layer import Layer, WeightSlot, walk_layers
@@ -31,8 +33,10 @@ __all__ = [
     "AllHeadsRMSNorm",
     "Attention",
     "CausalConvolution",
+    "ClassificationHead",
     "ColumnParallelLinear",
     "DeltaHeads",
+    "EncoderAttention",
     "Experts",
     "FusedQKV",
     "GatedActivation",
@@ -51,6 +55,7 @@ __all__ = [
     "ParallelBlock",
     "ParallelLMHead",
     "PositionEmbedding",
+    "PostNormBlock",
     "QKVParallelLinear",
     "RMSNorm",
     "ReplicatedLinear",

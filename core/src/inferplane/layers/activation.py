@@ -21,6 +21,7 @@ class GatedActivation(Layer):
             "silu": ctx.ops.silu_and_mul,
             "gelu_tanh": ctx.ops.gelu_tanh_and_mul,
             "gelu_pytorch_tanh": ctx.ops.gelu_tanh_and_mul,
+            "gelu": _gelu_and_mul,
         }
         if name not in ops:
             raise ModelLoadError(
@@ -34,12 +35,19 @@ class GatedActivation(Layer):
         return self._op(gate_up)
 
 
+def _gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """The exact form, of encoders."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate) * up
+
+
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_new": partial(torch.nn.functional.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
     "relu": torch.nn.functional.relu,
+    "tanh": torch.tanh,
     "relu2": lambda x: torch.nn.functional.relu(x).square(),
 }
 """Of one input, by the name that configurations have for them."""

@@ -59,6 +59,22 @@ class SequentialBlock(Layer):
         return hidden if self._residual_scale == 1.0 else hidden * self._residual_scale
 
 
+class PostNormBlock(Layer):
+    """``norm(x + attention(x))``, then the same with the feed-forward block, as in the first transformers
+    (arXiv:1706.03762)."""
+
+    def __init__(self, *, attention: Layer, attention_norm: Norm, mlp: Layer, mlp_norm: Norm) -> None:
+        self.attention = attention
+        self.attention_norm = attention_norm
+        self.mlp = mlp
+        self.mlp_norm = mlp_norm
+
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
+        """There is no residual beside ``hidden``: each norm takes both in."""
+        hidden = self.attention_norm.add(self.attention(hidden, batch), hidden)[0]
+        return self.mlp_norm.add(self.mlp(hidden), hidden)[0], None
+
+
 class ParallelBlock(Layer):
     """``x + attention(norm(x)) + mlp(norm(x))``, with one norm for both or one for each."""
 

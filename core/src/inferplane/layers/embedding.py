@@ -110,7 +110,7 @@ class ParallelLMHead(_VocabWeight):
 
 
 class PositionEmbedding(Layer):
-    """A learned vector for each position, on every rank."""
+    """A learned vector for each of a few numbers, as positions and types of tokens are, on every rank."""
 
     def __init__(self, ctx: BuildContext, prefix: str, num_positions: int, size: int) -> None:
         self._name = f"{prefix}.weight"

@@ -8,6 +8,7 @@ import torch
 
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.attention import Attention, QKNorm
+from inferplane.layers.encoder_attention import EncoderAttention
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.linear import RowParallelLinear
 from inferplane.layers.norm import Norm, RMSNorm
@@ -46,8 +47,10 @@ class SelfAttention(Layer):
         soft_cap: float | None = None,
         has_sinks: bool = False,
         has_output_gate: bool = False,
+        is_encoder: bool = False,
     ) -> None:
-        """``scale``, ``window``, ``chunk`` and ``soft_cap`` as in `Attention`."""
+        """``scale``, ``window``, ``chunk`` and ``soft_cap`` as in `Attention`; with ``is_encoder`` the first two as in
+        `EncoderAttention`, and the others have no meaning."""
         head_dim = heads.head_dim
         self.qkv_proj = QKVParallelLinear(
             ctx,
@@ -68,21 +71,27 @@ class SelfAttention(Layer):
         self.k_norm = k_norm
         self.rope = rope
         self.sinks = Sinks(ctx, f"{prefix}.sinks", heads.num_heads) if has_sinks else None
-        self.attention = Attention(
-            ctx,
-            prefix,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=scale,
-            window=window,
-            chunk=chunk,
-            soft_cap=soft_cap,
-            sinks=None if self.sinks is None else self.sinks.logits,
-        )
+        self.attention: Attention | EncoderAttention
+        if is_encoder:
+            self.attention = EncoderAttention(ctx, prefix, head_dim=head_dim, scale=scale, window=window)
+        else:
+            self.attention = Attention(
+                ctx,
+                prefix,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                soft_cap=soft_cap,
+                sinks=None if self.sinks is None else self.sinks.logits,
+            )
         norms = (self.q_norm, self.k_norm)
         is_plain = norms == (None, None) or all(isinstance(norm, RMSNorm) for norm in norms)
-        self._fuses_rotary = rope is not None and is_plain and self.attention.backend.fuses_rotary
+        self._rotary = None
+        if rope is not None and is_plain and isinstance(self.attention, Attention):
+            self._rotary = self.attention.rotary if self.attention.backend.fuses_rotary else None
         self.o_proj = RowParallelLinear(
             ctx,
             f"{prefix}.{output}",
@@ -111,8 +120,8 @@ class SelfAttention(Layer):
 
     def _mixed(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, num_heads * head_dim]``"""
-        if self._fuses_rotary and self.rope is not None:
-            return self.attention.rotary(qkv, batch, self.rope.table(), self._qk_norm()).flatten(1)
+        if self._rotary is not None and self.rope is not None:
+            return self._rotary(qkv, batch, self.rope.table(), self._qk_norm()).flatten(1)
         q, k, v = qkv.view(self._head_shape).split_with_sizes(self._split, 1)
         q, k = self.place(q, k, batch.positions)
         return self.attention(q, k, v, batch).flatten(1)

@@ -23,9 +23,15 @@ class ModelFacts:
 _WINDOWED = ("FullAttentionSpec", "SlidingWindowSpec")
 _HYBRID = ("FullAttentionSpec", "MambaSpec")
 _TRAINED = ("random weights", "trained weights")
+_ENCODER = ("EncoderAttentionSpec",)
 
 CATALOG: Mapping[str, ModelFacts] = {
     "BambaForCausalLM": ModelFacts("Bamba", ("state-space layers", "partial rotary"), _HYBRID),
+    "BertForMaskedLM": ModelFacts("BERT", ("learned positions", "norms behind", "no gate"), _ENCODER),
+    "BertForSequenceClassification": ModelFacts(
+        "BERT", ("learned positions", "norms behind", "no gate"), _ENCODER
+    ),
+    "BertModel": ModelFacts("BERT", ("learned positions", "norms behind", "no gate"), _ENCODER, _TRAINED),
     "Cohere2ForCausalLM": ModelFacts(
         "Command", ("parallel blocks", "windows", "layers without positions"), _WINDOWED
     ),
@@ -72,10 +78,17 @@ CATALOG: Mapping[str, ModelFacts] = {
         ("ChunkedLocalSpec", "FullAttentionSpec"),
     ),
     "LlamaForCausalLM": ModelFacts("Llama", tested=_TRAINED),
+    "LlamaForSequenceClassification": ModelFacts("Llama"),
+    "LlamaModel": ModelFacts("Llama"),
     "Mamba2ForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
     "MambaForCausalLM": ModelFacts("Mamba", ("state-space layers", "no feed-forward"), ("MambaSpec",)),
     "MistralForCausalLM": ModelFacts("Llama", ("windows",), _WINDOWED),
+    "MistralForSequenceClassification": ModelFacts("Llama", ("windows",), _WINDOWED),
+    "MistralModel": ModelFacts("Llama", ("windows",), _WINDOWED),
     "MixtralForCausalLM": ModelFacts("Mixtral", ("windows", "experts"), _WINDOWED, _TRAINED),
+    "ModernBertForMaskedLM": ModelFacts("ModernBERT", ("windows",), _ENCODER),
+    "ModernBertForSequenceClassification": ModelFacts("ModernBERT", ("windows",), _ENCODER),
+    "ModernBertModel": ModelFacts("ModernBERT", ("windows",), _ENCODER),
     "NemotronHForCausalLM": ModelFacts(
         "Nemotron",
         ("state-space layers", "layers without positions", "one mixer a block", "no gate"),
@@ -86,8 +99,12 @@ CATALOG: Mapping[str, ModelFacts] = {
     "OlmoeForCausalLM": ModelFacts("OLMo", ("norms on q and k", "experts")),
     "Phi3ForCausalLM": ModelFacts("Phi", ("windows", "fused projections", "longrope"), _WINDOWED),
     "Qwen2ForCausalLM": ModelFacts("Qwen", ("windows",), _WINDOWED),
+    "Qwen2ForSequenceClassification": ModelFacts("Qwen", ("windows",), _WINDOWED),
+    "Qwen2Model": ModelFacts("Qwen", ("windows",), _WINDOWED),
     "Qwen2MoeForCausalLM": ModelFacts("Qwen", ("windows", "experts", "shared experts"), _WINDOWED),
     "Qwen3ForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k"), _WINDOWED),
+    "Qwen3ForSequenceClassification": ModelFacts("Qwen", ("windows", "norms on q and k"), _WINDOWED),
+    "Qwen3Model": ModelFacts("Qwen", ("windows", "norms on q and k"), _WINDOWED),
     "Qwen3MoeForCausalLM": ModelFacts("Qwen", ("windows", "norms on q and k", "experts"), _WINDOWED),
     "Qwen3NextForCausalLM": ModelFacts(
         "Qwen",
@@ -103,5 +120,17 @@ CATALOG: Mapping[str, ModelFacts] = {
         _TRAINED,
     ),
     "Starcoder2ForCausalLM": ModelFacts("StarCoder", ("windows", "no gate"), _WINDOWED),
+    "XLMRobertaForMaskedLM": ModelFacts(
+        "XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER
+    ),
+    "XLMRobertaForSequenceClassification": ModelFacts(
+        "XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER
+    ),
+    "XLMRobertaModel": ModelFacts("XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER),
 }
 """By Hugging Face architecture."""
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether its tokens see those behind them."""
+    return architecture in CATALOG and _ENCODER[0] in CATALOG[architecture].kv_specs

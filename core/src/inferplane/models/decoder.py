@@ -76,8 +76,7 @@ class Decoder(Model):
             self.make_block(f"{root}{names.layers}.{index}", index) for index in range(shape.num_layers)
         ]
         self.norm = self.make_norm(root + names.norm)
-        tied_to = self.embedding if shape.has_tied_embeddings else None
-        self.head = ParallelLMHead(ctx, root + names.head, shape.vocab_size, shape.hidden_size, tied_to)
+        self.head = self.make_head(root + names.head)
 
     # what families override
 
@@ -103,6 +102,12 @@ class Decoder(Model):
     def make_norm(self, prefix: str, size: int | None = None) -> Norm:
         """A norm over ``size`` dimensions, or over the hidden size."""
         return RMSNorm(self.ctx, prefix, size or self.shape.hidden_size, self.shape.norm_eps)
+
+    def make_head(self, prefix: str) -> ParallelLMHead | None:
+        """None where no tokens are chosen; then `compute_logits` is the family's own."""
+        shape = self.shape
+        tied_to = self.embedding if shape.has_tied_embeddings else None
+        return ParallelLMHead(self.ctx, prefix, shape.vocab_size, shape.hidden_size, tied_to)
 
     # what they build with
 
@@ -182,6 +187,7 @@ class Decoder(Model):
         return self.embedding(batch.token_ids)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None, "a decoder without a head says what its logits are"
         return self.head(hidden)
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

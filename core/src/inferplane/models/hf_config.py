@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inferplane.models.hf_fields import whole_number
+
 _USUAL_NAMES = {
     "n_embd": "hidden_size",
     "n_embed": "hidden_size",
@@ -14,7 +16,11 @@ _USUAL_NAMES = {
     "rotary_pct": "partial_rotary_factor",
     "rotary_emb_base": "rope_theta",
     "layers_block_type": "layer_types",
+    "global_rope_theta": "rope_theta",
+    "local_rope_theta": "rope_local_base_freq",
 }
+_PADDED_POSITIONS = ("camembert", "roberta", "xlm-roberta", "xlm-roberta-xl")
+"""Types of models that count positions from behind the number of their padding token."""
 _OUTER = ("architectures", "quantization_config", "tie_word_embeddings", "dtype", "torch_dtype")
 
 
@@ -31,6 +37,10 @@ def usual_form(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     for name, usual in _USUAL_NAMES.items():
         if name in config and config.get(usual) is None:
             config[usual] = config[name]
+    if config.get("model_type") in _PADDED_POSITIONS and "position_offset" not in config:
+        offset = whole_number(config, "pad_token_id", 1, least=0) + 1
+        config["position_offset"] = offset
+        config["max_position_embeddings"] = whole_number(config, "max_position_embeddings", 514) - offset
     return config
 
 

@@ -235,7 +235,13 @@ class Runner:
             )
             metadata.update(group.build_metadata(inputs))
         batch = ForwardBatch(
-            token_ids=token_ids, positions=positions, logits_rows=logits_rows, kv=self._kv, metadata=metadata
+            token_ids=token_ids,
+            positions=positions,
+            logits_rows=logits_rows,
+            kv=self._kv,
+            metadata=metadata,
+            query_lens_host=query_lens_host,
+            query_start=query_start,
         )
         return batch, sample_rows
 

@@ -23,6 +23,7 @@ from inferplane.quantization.registry import make_format
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
 from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes, longest_sequence
+from inferplane.runner.pooling_runner import PoolingRunner
 from inferplane.runner.runner import Runner
 from inferplane.runner.sampler import Sampler
 from inferplane.runner.warm_up import largest_plan, warm_up_plans
@@ -72,7 +73,7 @@ class ModelWorker(Worker):
         with torch.inference_mode():
             self._model = load_model(ctx, self._open_tensors, self.context.plugins.models()).eval()
         if self.is_sampling:
-            names = ", ".join(self._attention.names)
+            names = ", ".join(self._attention.names) or "the op encoder_attention"
             seconds = time.perf_counter() - started
             logger.info(
                 "model loaded in %.1f s: %s, attention by %s", seconds, self.config.model.dtype, names
@@ -126,7 +127,7 @@ class ModelWorker(Worker):
         return {
             layer.name: replace(layer.spec, layout=self._attention.keeper(layer).name)
             for layer in self.model.kv_layers()
-        }
+        } | {layer.name: layer.spec for layer in self.model.encoder_layers()}
 
     def available_kv_bytes(self) -> int:
         runtime, config = self.runtime, self.config
@@ -164,6 +165,11 @@ class ModelWorker(Worker):
         config, layers, runtime = self.config, self.model.kv_layers(), self.runtime
         dtype = getattr(torch, config.model.dtype)
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
+        kv = allocate(kv_config, layers, self._attention.keeper, dtype, runtime.torch_device)
+        groups = make_groups(kv_config, layers, self._attention.keeper)
+        batch = Batch(max_num_seqs, max_len, [group.spec.block_size for group in kv_config.groups])
+        if (pooler := config.model.pooler) is not None:
+            return PoolingRunner(self.model, runtime, kv, groups, batch, pooler, vocab_size)
         sampler = None
         if self.is_sampling:
             plugins = self.context.plugins
@@ -171,15 +177,7 @@ class ModelWorker(Worker):
             sampler = Sampler(
                 max_num_seqs, vocab_size, runtime, plugins.logits_processors, best_token=ops.best_token
             )
-        return Runner(
-            model=self.model,
-            runtime=runtime,
-            kv=allocate(kv_config, layers, self._attention.keeper, dtype, runtime.torch_device),
-            groups=make_groups(kv_config, layers, self._attention.keeper),
-            batch=Batch(max_num_seqs, max_len, [group.spec.block_size for group in kv_config.groups]),
-            sampler=sampler,
-            vocab_size=vocab_size,
-        )
+        return Runner(self.model, runtime, kv, groups, batch, sampler, vocab_size)
 
     def warm_up(self) -> None:
         if self._kv_config is None:
@@ -188,7 +186,8 @@ class ModelWorker(Worker):
             self.execute(plan)
             if self.is_sampling and plan.num_scheduled_tokens:
                 self.runner.sample().result()
-        if self.config.graphs.is_enabled and (backend := self.runtime.graphs()) is not None:
+        generates = self.config.model.pooler is None
+        if generates and self.config.graphs.is_enabled and (backend := self.runtime.graphs()) is not None:
             self._record_graphs(backend, self._kv_config)
         self.runtime.synchronize()
 

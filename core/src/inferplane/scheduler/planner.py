@@ -53,12 +53,23 @@ class StepPlanner:
     will need for theirs. A request that needs a block when none is free takes it from the last in order, which is
     preempted, but never from one before itself. So the first one always moves on, and everybody is first one day.
     Blocks that a step in flight writes come back with its result; whoever needs them stands still until then.
+
+    With ``runs_whole`` no prompt is cut: one that does not fit in what is left of the budget waits for the next step,
+    and so do those behind it.
     """
 
-    def __init__(self, state: SchedulerState, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        state: SchedulerState,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        *,
+        runs_whole: bool = False,
+    ) -> None:
         self._state = state
         self._kv = state.kv
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._runs_whole = runs_whole
         self.max_num_running = min(max_num_seqs, max_num_batched_tokens)
         """Most requests in the batch: so many that each could get a token in one step."""
 
@@ -183,8 +194,10 @@ class StepPlanner:
             if not promised.leave_room_for(sequence.blocks, num_known, prefix):
                 return
             num_needed = num_known - prefix.num_tokens
+            if self._runs_whole and num_needed > draft.budget:
+                return
             is_last = index + 1 == len(candidates) or num_places == 1
-            num_tokens = _chunk(draft, num_needed, is_last)
+            num_tokens = num_needed if self._runs_whole else _chunk(draft, num_needed, is_last)
             end_tokens = prefix.num_tokens + num_tokens
             added = self._kv.allocate(sequence.blocks, end_tokens, prefix)
             assert added is not None, "blocks that were counted as free could not be allocated"

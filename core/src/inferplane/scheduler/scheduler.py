@@ -43,10 +43,11 @@ class Scheduler:
         policies: Mapping[str, SchedulerPolicy] | None = None,
         managers: Mapping[type[KVCacheSpec], type[GroupManager]] | None = None,
         kv_listener: KVCacheListener | None = None,
+        runs_whole: bool = False,
     ) -> None:
         """``policies`` and ``managers`` are those that plugins bring, by name and by spec class. ``seed`` is the
         engine's, from which requests without one draw theirs. ``kv_listener`` hears what enters and leaves the prefix
-        cache.
+        cache. With ``runs_whole`` a prompt is computed in one step, because its tokens see those behind them.
 
         Raises `ValueError` for an unknown policy or a limit below 1, `LookupError` for a KV spec without a manager.
         """
@@ -71,8 +72,12 @@ class Scheduler:
             listener=kv_listener,
         )
         self._state = SchedulerState(self._kv)
+        self._max_whole_tokens = scheduler_config.max_num_batched_tokens if runs_whole else max_model_len
         self._planner = StepPlanner(
-            self._state, scheduler_config.max_num_seqs, scheduler_config.max_num_batched_tokens
+            self._state,
+            scheduler_config.max_num_seqs,
+            scheduler_config.max_num_batched_tokens,
+            runs_whole=runs_whole,
         )
         self._runs_ahead = scheduler_config.async_scheduling
         self._seeds = random.Random(seed)
@@ -115,6 +120,12 @@ class Scheduler:
                 "prompt" if num_prompt >= self._max_model_len else "max_tokens",
                 f"a prompt of {num_prompt} tokens and max_tokens of {max_tokens} make {num_prompt + max_tokens}, but "
                 f"the context holds {self._max_model_len} tokens: shorten the prompt or lower max_tokens",
+            )
+        if num_prompt > self._max_whole_tokens:
+            raise RequestTooLargeError(
+                "prompt",
+                f"a prompt of {num_prompt} tokens does not fit in one step, which reads it as a whole: it "
+                f"may have {self._max_whole_tokens} tokens. Shorten it, or start with more max_num_batched_tokens",
             )
         # The last output token is never run, so it needs no slot.
         num_slots = num_prompt + max(max_tokens - 1, 0)
@@ -256,6 +267,8 @@ class Scheduler:
                         f"the workers returned {len(prompt_logprobs) - 1} prompt log-probabilities for "
                         f"{sequence.num_prompt_tokens} prompt tokens",
                     )
+            if sequence.request.pooling is not None:
+                return self._pooled_output_of(sequence, result)
             if sequence.max_tokens == 0:
                 output = self._state.finish(sequence, FinishReason.LENGTH)
                 output.prompt_logprobs = prompt_logprobs
@@ -288,6 +301,16 @@ class Scheduler:
         output.logprobs = logprobs[:num_taken] if logprobs is not None else None
         output.prompt_logprobs = prompt_logprobs
         output.stop_token_id = sequence.token_ids[-1] if reason is FinishReason.STOP else None
+        return output
+
+    def _pooled_output_of(self, sequence: Sequence, result: StepResult) -> EngineOutput:
+        pooled = result.pooled.get(sequence.request_id)
+        if pooled is None:
+            return self._fail_request(
+                sequence, "the workers returned no vector, though all tokens were computed"
+            )
+        output = self._state.finish(sequence, FinishReason.STOP)
+        output.pooled = pooled
         return output
 
     def _fail_request(self, sequence: Sequence, error: str) -> EngineOutput:
@@ -363,4 +386,6 @@ def _new_request(sequence: Sequence) -> NewRequest:
         max_tokens=sequence.max_tokens,
         eos_token_ids=request.eos_token_ids,
         bad_words_token_ids=request.bad_words_token_ids,
+        pooling=request.pooling,
+        second_text_start=request.second_text_start,
     )

@@ -64,6 +64,13 @@ class Tokenizer:
         found = self.backend.encode_batch_fast(whole, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in found]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Ids of two texts in one prompt, as the model separates them, and where those of the second begin: at the end
+        where the tokenizer does not tell the two apart."""
+        encoding = self.backend.encode(_whole_characters(first), _whole_characters(second))
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else len(types)
+
     def min_num_tokens(self, text: str) -> int:
         """A number that `encode` gives no fewer tokens than, found without the seconds and the memory that encoding a
         text of megabytes takes; 0 where the tokenizer may drop or join any amount of text."""
