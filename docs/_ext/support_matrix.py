@@ -37,7 +37,8 @@ def _row(report: dict[str, Any], compiled: dict[str, str]) -> list[str]:
         state = f"compiled only: {compiled[name]}"
     else:
         state = f"never run: {subject['absence']}"
-    tested = f"{subject['distribution']}, torch {subject['torch']}"
+    quick = ", a quick run" if report.get("quick") else ""
+    tested = f"{subject['distribution']}, torch {subject['torch']}{quick}"
     return [name, state, tested, *(_level(report["levels"].get(str(level))) for level in range(6))]
 
 
@@ -46,5 +47,9 @@ def _level(counts: dict[str, int] | None) -> str:
     if counts is None:
         return "not run"
     parts = [str(counts["passed"])]
-    parts += [f"{counts[kind]} {kind}" for kind in ("failed", "skipped", "xfailed") if counts[kind]]
+    parts += [
+        f"{counts[kind]} {kind.replace('_', ' ')}"
+        for kind in ("failed", "skipped", "xfailed", "not_run")
+        if counts.get(kind)
+    ]
     return ", ".join(parts)

@@ -60,6 +60,7 @@ def test_a_limit_of_time_leaves_a_report_of_what_ran(tmp_path: Path):
     content = json.loads(report.read_text())
     assert not content["passed"]
     assert len(content["results"]) == 1
+    assert content["levels"]["2"]["not_run"] > 10
     assert "the limit of 0 s is over" in done.stdout
 
 

@@ -33,6 +33,12 @@ from inferplane_conformance.level import LEVELS
     help="Write the results here as JSON, and beside it the same as a page of HTML.",
 )
 @click.option(
+    "--add",
+    "is_added",
+    is_flag=True,
+    help="Keep what the report has of levels that this run does not have. It must be of the same subject.",
+)
+@click.option(
     "-k", "keyword", default="", metavar="EXPRESSION", help="Run just the tests that pytest's -k selects."
 )
 @click.option(
@@ -42,7 +48,7 @@ from inferplane_conformance.level import LEVELS
     "--quick",
     "is_quick",
     is_flag=True,
-    help="One seed, one size of blocks, a short soak: finds most faults in a part of the time.",
+    help="One seed, one size of blocks, fewer pairs, a short soak: finds most faults in a part of the time.",
 )
 @click.option(
     "--limit",
@@ -64,6 +70,7 @@ def conform(
     level: int,
     only: tuple[int, ...],
     report: Path | None,
+    is_added: bool,
     keyword: str,
     soak_s: float | None,
     is_quick: bool,
@@ -78,18 +85,30 @@ def conform(
     if mode != "test":
         _list_ops(device, mode, report)
         return
+    if is_added and report is None:
+        raise click.UsageError("--add needs --report, the report that it adds to")
     import pytest
 
     from inferplane_conformance.pytest_plugin import KitOptions, KitPlugin
+    from inferplane_conformance.report import ReportError
 
     levels = tuple(only) or tuple(range(level + 1))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what else is installed must not change the outcome
     if soak_s is None:
         soak_s = 2.0 if is_quick else 10.0
     options = KitOptions(
-        device=device, levels=levels, report=report, soak_s=soak_s, is_quick=is_quick, limit_s=limit_s
+        device=device,
+        levels=levels,
+        report=report,
+        is_added=is_added,
+        soak_s=soak_s,
+        is_quick=is_quick,
+        limit_s=limit_s,
     )
-    kit = KitPlugin(options)
+    try:
+        kit = KitPlugin(options)
+    except ReportError as error:
+        raise click.ClickException(str(error)) from None
     folder = Path(__file__).parent / "levels"
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
     arguments += ["-v"] if verbose else ["-q"]

@@ -27,7 +27,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         f"<h1>{title}: <span class={verdict}>{verdict}</span></h1>",
         _table(["", ""], [[name.replace("_", " "), _shown(value)] for name, value in subject.items()]),
         "<h2>Levels</h2>",
-        _table(["level", "passed", "failed", "skipped", "xfailed"], _level_rows(report["levels"])),
+        _table(["level", "passed", "failed", "skipped", "xfailed", "not run"], _level_rows(report["levels"])),
     ]
     for number in report["levels"]:
         parts.append(_level_section(int(number), report["results"]))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from inferplane_conformance.expected_failures import Xfail, read_xfails, stale_xfails
 from inferplane_conformance.level import level_of
-from inferplane_conformance.report import Report, Result, describe_subject
+from inferplane_conformance.report import TEARDOWN, Report, Result, describe_subject, read_report
 from inferplane_conformance.subject import Subject
 
 
@@ -23,15 +24,17 @@ class KitOptions:
     device: str
     levels: tuple[int, ...]
     report: Path | None = None
+    is_added: bool = False
+    """Whether the report keeps what it has of other levels."""
     soak_s: float = 10.0
     is_quick: bool = False
-    """Whether one case stands for those that differ in seed or block size only."""
+    """Whether one case stands for those that differ in seed, in block size, or in two things at once."""
     limit_s: float | None = None
     """Of the run: after it no further test begins."""
 
 
 class KitPlugin:
-    """One run over one device."""
+    """One run over one device. Raises `ReportError` for an earlier report that it cannot add to."""
 
     def __init__(self, options: KitOptions) -> None:
         self.options = options
@@ -39,9 +42,17 @@ class KitPlugin:
         self.xfails: list[Xfail] = read_xfails(self._subject.package)
         self.results: list[Result] = []
         self._llama_folder: Path | None = None
+        self._earlier = self._earlier_report()
+        self._num_selected: Counter[int] = Counter()
         self._started = time.time()
         self._report: Report | None = None
         self._session: pytest.Session | None = None
+
+    def _earlier_report(self) -> dict[str, Any] | None:
+        file = self.options.report
+        if not self.options.is_added or file is None or not file.exists():
+            return None
+        return read_report(file, describe_subject(self._subject))
 
     # -- fixtures
 
@@ -74,7 +85,11 @@ class KitPlugin:
 
     # -- what may weaken a test
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self.options.is_quick:
+            left_out = [item for item in items if item.get_closest_marker("thorough")]
+            items[:] = [item for item in items if item not in left_out]
+            config.hook.pytest_deselected(items=left_out)
         for item in items:
             if self._subject.absence and item.get_closest_marker("without_device") is None:
                 item.add_marker(pytest.mark.skip(reason=f"there is no device: {self._subject.absence}"))
@@ -84,6 +99,9 @@ class KitPlugin:
             for xfail in self.xfails:
                 if xfail.matches(_id(item.nodeid)):
                     item.add_marker(pytest.mark.xfail(reason=xfail.reason, strict=True))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._num_selected = Counter(level_of(item.path.name) for item in session.items)
 
     def pytest_runtest_logfinish(self) -> None:
         limit_s = self.options.limit_s
@@ -101,7 +119,7 @@ class KitPlugin:
         if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
             self.results.append(Result.of(report, level_of(item.path.name), _id(item.nodeid)))
         elif report.when == "teardown" and report.failed:
-            self.results.append(Result.of(report, level_of(item.path.name), f"{_id(item.nodeid)} (teardown)"))
+            self.results.append(Result.of(report, level_of(item.path.name), _id(item.nodeid) + TEARDOWN))
         return report
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
@@ -110,12 +128,13 @@ class KitPlugin:
             has_passed=exitstatus == 0,
             levels=list(self.options.levels),
             is_quick=self.options.is_quick,
+            num_selected=self._num_selected,
             xfails=self.xfails,
             results=self.results,
             seconds=time.time() - self._started,
         )
         if self.options.report is not None:
-            self._report.write(self.options.report)
+            self._report.write(self.options.report, self._earlier)
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last that is printed, after pytest's own lists."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     from inferplane_conformance.expected_failures import Xfail
     from inferplane_conformance.subject import Subject
 
+OUTCOMES = ("passed", "failed", "skipped", "xfailed")
+TEARDOWN = " (teardown)"
+"""Behind the name of a test in the result of what failed after it."""
 FORM = 1
 """Of the JSON: another number when a field changes its meaning."""
+
+
+class ReportError(ValueError):
+    """A report that cannot be added to."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Result:
     level: int
     test: str
     outcome: str
-    """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
+    """One of `OUTCOMES`."""
     reason: str
     """Why it was skipped, is expected to fail, or failed (its last lines)."""
     seconds: float
@@ -55,6 +62,8 @@ class Report:
     has_passed: bool
     levels: list[int]
     is_quick: bool
+    num_selected: Counter[int]
+    """Tests by level that were to run."""
     xfails: list[Xfail]
     results: list[Result]
     seconds: float
@@ -65,15 +74,15 @@ class Report:
             "passed": self.has_passed,
             "quick": self.is_quick,
             "subject": self.subject,
-            "levels": {str(level): _counts(level, self.results) for level in self.levels},
+            "levels": {str(level): self._counts(level) for level in self.levels},
             "xfails": [asdict(xfail) for xfail in self.xfails],
             "seconds": round(self.seconds, 1),
             "results": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in self.results],
         }
 
-    def write(self, file: Path) -> None:
-        """``file`` and beside it the page, with the suffix ``.html``."""
-        content = self.as_json()
+    def write(self, file: Path, earlier: dict[str, Any] | None = None) -> None:
+        """``file`` and beside it the page, with the suffix ``.html``; with the levels that only ``earlier`` has."""
+        content = self.as_json() if earlier is None else added(earlier, self.as_json())
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         file.with_suffix(".html").write_text(render_page(content), encoding="utf-8")
@@ -82,7 +91,7 @@ class Report:
         """A few lines for a terminal: each failure, each level, the source, the verdict."""
         facts = self.subject
         lines = [f"{each.outcome} {each.test}" for each in self.results if each.outcome == "failed"]
-        lines += [f"level {level} {LEVELS[level]}: {_spelled(level, self.results)}" for level in self.levels]
+        lines += [f"level {level} {LEVELS[level]}: {_spelled(self._counts(level))}" for level in self.levels]
         if facts["num_lines"]:
             lines.append(
                 f"source: {facts['num_lines']} lines, of which a first token needs {facts['num_first_token_lines']}; "
@@ -95,15 +104,40 @@ class Report:
         )
         return lines
 
+    def _counts(self, level: int) -> dict[str, int]:
+        of_level = [result for result in self.results if result.level == level]
+        found = Counter(result.outcome for result in of_level)
+        counts = {outcome: found[outcome] for outcome in OUTCOMES}
+        num_run = len({each.test.removesuffix(TEARDOWN) for each in of_level})
+        return {**counts, "not_run": self.num_selected[level] - num_run}
 
-def _spelled(level: int, results: Sequence[Result]) -> str:
-    counts = _counts(level, results)
-    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "nothing ran"
+
+def read_report(file: Path, subject: dict[str, Any]) -> dict[str, Any]:
+    """An earlier report of the same subject. Raises `ReportError` when it is of another."""
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    names = report["subject"].keys() | subject.keys()
+    if other := sorted(name for name in names if report["subject"].get(name) != subject.get(name)):
+        raise ReportError(f"{file} cannot be added to, it is of another {', '.join(other)}: write a new one")
+    return report
 
 
-def _counts(level: int, results: Sequence[Result]) -> dict[str, int]:
-    found = Counter(result.outcome for result in results if result.level == level)
-    return {outcome: found[outcome] for outcome in ("passed", "failed", "skipped", "xfailed")}
+def added(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """``new`` with the levels that only ``old`` has."""
+    kept = {number: counts for number, counts in old["levels"].items() if number not in new["levels"]}
+    results = [each for each in old["results"] if str(each["level"]) in kept] + new["results"]
+    return {
+        **new,
+        "passed": new["passed"] and not any(each["failed"] or each.get("not_run") for each in kept.values()),
+        "quick": old["quick"] or new["quick"],
+        "levels": dict(sorted({**kept, **new["levels"]}.items())),
+        "seconds": round(old["seconds"] + new["seconds"], 1),
+        "results": sorted(results, key=lambda each: each["level"]),
+    }
+
+
+def _spelled(counts: Mapping[str, int]) -> str:
+    words = (f"{count} {outcome.replace('_', ' ')}" for outcome, count in counts.items() if count)
+    return ", ".join(words) or "nothing to run"
 
 
 def describe_subject(subject: Subject) -> dict[str, Any]:

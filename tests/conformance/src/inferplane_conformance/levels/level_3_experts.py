@@ -11,6 +11,7 @@ import torch
 from inferplane.api.ops import DEFAULT_TOLERANCES, EXPERT_ACTIVATIONS
 from inferplane_conformance.closeness import assert_close
 from inferplane_conformance.providers import op_implementations
+from inferplane_conformance.quick import crossed
 from inferplane_conformance.subject import Subject
 
 ALPHA, LIMIT = 1.702, 1.5
@@ -44,8 +45,7 @@ MIXTURES = {
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("activation", EXPERT_ACTIVATIONS)
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(("mixture", "activation"), crossed(MIXTURES, EXPERT_ACTIVATIONS, "biases", "silu"))
 def test_experts(subject: Subject, dtype: torch.dtype, mixture: str, activation: str) -> None:
     arguments, options = make_inputs(MIXTURES[mixture], dtype)
     expected = sum_of_experts(arguments, options, activation)

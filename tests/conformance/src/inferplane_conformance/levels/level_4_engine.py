@@ -138,14 +138,14 @@ def test_chunked_prompts(subject: Subject, folder: Path) -> None:
 def test_preemption(subject: Subject, folder: Path) -> None:
     """A pool that holds two sequences, and six that grow."""
     prompts = [prompt(length, seed=5) for length in (30, 31, 29, 30, 28, 30)]
-    with engine(subject, folder, enable_prefix_caching=False, kv_cache_bytes=1 << 30) as llm:
-        block_size = llm.config.cache.block_size
+    block_size = int(subject.defaults("float32")["block_size"])
     block_bytes = 2 * 2 * block_size * 2 * 16 * 4  # layers, keys and values, tokens, heads, head_dim, float32
     kv_cache_bytes = block_bytes * (2 * -(-128 // block_size) + 1)
     with engine(
         subject,
         folder,
         enable_prefix_caching=False,
+        block_size=block_size,
         kv_cache_bytes=kv_cache_bytes,
         max_model_len=128,
         max_num_seqs=6,
