@@ -132,6 +132,7 @@ def make_context(
     quantization: QuantFormat | None = None,
     choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None,
     load_format: str = "auto",
+    kv_dtype: str | None = None,
     seed: int = 0,
     pooler: PoolerConfig | None = None,
 ) -> BuildContext:
@@ -151,7 +152,7 @@ def make_context(
         model=model,
         device=DeviceConfig(platform="reference"),
         load=LoadConfig(load_format=load_format),
-        cache=CacheConfig(block_size=BLOCK_SIZE),
+        cache=CacheConfig(block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
         seed=seed,
     )
     return BuildContext(

@@ -31,6 +31,18 @@ def num_cached(kv: KVCacheManager, token_ids: list[int], salt: str | None = None
     return kv.find_cached_prefix(kv.open(token_ids, (salt,)), len(token_ids)).num_tokens
 
 
+def test_blocks_of_another_kv_dtype_have_other_identities() -> None:
+    def identities(dtype: str) -> list[bytes]:
+        spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype=dtype)
+        kv = KVCacheManager(KVCacheConfig(8, (KVCacheGroup(("layer",), spec),)))
+        return kv.block_hashes(kv.open(list(range(8)), ("salt",)), 0, 8)
+
+    found = [identities(dtype) for dtype in ("bfloat16", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")]
+    assert len({each for pair in found for each in pair}) == 8
+    # activations' own types are as they were before there were others
+    assert identities("float32") == found[0]
+
+
 def test_a_model_that_keeps_nothing_fits_always() -> None:
     kv = KVCacheManager(KVCacheConfig(0))
     blocks = kv.open(list(range(1000)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from inferplane.api.device import DeviceDescriptor
     from inferplane.api.kv import KVCacheSpec
+    from inferplane.api.kv_dtype import KVScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class AttentionLayer:
     """Scores become ``soft_cap * tanh(score / soft_cap)`` after scaling (arXiv:2408.00118)."""
     has_sinks: bool = False
     """Whether each head has a learned logit that joins the softmax's denominator; `forward` gets them as ``sinks``."""
+    kv_scales: KVScales | None = field(default=None, compare=False, repr=False)
+    """Exactly where ``spec.dtype`` is an fp8 type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class AttentionQuery:
     dtype: torch.dtype
     """Of q, k and v."""
     kv_dtype: torch.dtype
-    """Of what is stored."""
+    """Of the numbers that are stored; ``layer.spec.dtype`` says all about them."""
     device: DeviceDescriptor
 
 
@@ -79,6 +82,8 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among backends that support a layer the highest wins."""
+    quantized_kv: ClassVar[frozenset[str]] = frozenset()
+    """Which of `inferplane.api.kv.QUANTIZED_KV` it stores and reads. It is asked about no layer with another."""
     graph_safe: ClassVar[bool] = False
     """Whether `forward` may be recorded in a graph, for steps in which each request has one token.
 

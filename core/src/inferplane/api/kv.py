@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+QUANTIZED_KV = ("fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
+"""KV dtypes that are no types of activations: one byte a number. fp8 has scales of the layer (`KVScales`); int8 has a
+float32 for each token and head, which is stored with it."""
+KV_DTYPE_BYTES = {**DTYPE_BYTES, **dict.fromkeys(QUANTIZED_KV, 1)}
+KV_SCALE_BYTES = {"int8_per_token_head": 4}
+"""Beside the numbers of each token and head."""
 STATE_ALIGNMENT_BYTES = 16
 
 
@@ -69,10 +75,16 @@ class AttentionSpec(KVCacheSpec):
     """On this rank."""
     head_dim: int
     dtype: str
+    """How numbers are stored: a key of `KV_DTYPE_BYTES`."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one key, or one value, of one head."""
+        return self.head_dim * KV_DTYPE_BYTES[self.dtype] + KV_SCALE_BYTES.get(self.dtype, 0)
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * self.block_size * self.num_kv_heads * self.row_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +151,7 @@ class MLAAttentionSpec(AttentionSpec):
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+        return self.block_size * self.row_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

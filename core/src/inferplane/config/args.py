@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from inferplane.api.kv import QUANTIZED_KV
+
 
 def option(default: Any, group: str, help: str, **cli: Any) -> Any:
     """A field that is also a command-line option; of one that is on by default, the option and the help turn it off.
@@ -80,6 +82,12 @@ class EngineArgs:
         "KV cache",
         "Part of the device's memory that weights, KV cache and the largest step may take together; where it is the "
         "machine's own memory, the part of what is free that the KV cache may take. Default: 0.9, or 0.4 there.",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "KV cache",
+        "How keys and values are stored. auto: as activations are; the others take half the memory, or a little more.",
+        choices=("auto", *QUANTIZED_KV),
     )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")

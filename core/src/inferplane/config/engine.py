@@ -85,6 +85,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     memory_share: float | None = None
     """Part of the device's memory to use, or of the machine's free memory where that is the device's; None: default."""
+    kv_dtype: str | None = None
+    """One of `inferplane.api.kv.QUANTIZED_KV`; None: keys and values are of the activations' type."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +145,8 @@ class EngineConfig:
     seed: int = 0
     plugin_options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     """Every setting that an installed plugin declares, by name: as the user set it, or its default."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are stored."""
+        return self.cache.kv_dtype or self.model.dtype

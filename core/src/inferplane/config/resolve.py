@@ -82,6 +82,7 @@ def resolve_in_full(
             args.kv_cache_bytes,
             args.enable_prefix_caching and _can_share_prefixes(model),
             args.memory_share,
+            None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
         ),
         scheduler=SchedulerConfig(
             args.max_num_seqs or 256,

@@ -198,10 +198,11 @@ class AsyncEngine:
         self._front_end.set_max_model_len(ready.max_model_len)
         phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in ready.timings.items())
         logger.info(
-            "engine ready after %.2f s (%s): %d KV blocks, max_model_len %d",
+            "engine ready after %.2f s (%s): %d KV blocks of %s, max_model_len %d",
             time.monotonic() - self._launched_at,
             phases,
             ready.stats.num_blocks,
+            self._front_end.config.kv_dtype,
             ready.max_model_len,
         )
         self._is_ready = True

@@ -78,9 +78,10 @@ class LLM:
         self._front_end.set_max_model_len(core.config.model.max_model_len)
         phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in core.timings.items())
         logger.info(
-            "engine ready (%s): %d KV blocks, max_model_len %d",
+            "engine ready (%s): %d KV blocks of %s, max_model_len %d",
             phases,
             core.num_blocks,
+            self.config.kv_dtype,
             self.config.model.max_model_len,
         )
         self._end = weakref.finalize(self, self._client.shutdown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.kv import QUANTIZED_KV, AttentionSpec, KVCacheConfig, KVCacheSpec
 from inferplane.kvcache.block_pool import BlockPool
 from inferplane.kvcache.events import KVCacheListener
 from inferplane.kvcache.managers import GroupManager, manager_class_for
@@ -50,6 +50,9 @@ class KVCacheManager:
         self._block_sizes = [manager.block_size for manager in self.managers]
         self._coarsest = self._block_sizes.index(max(self._block_sizes)) if self._block_sizes else 0
         self._cache_epoch = 0
+        dtypes = {group.spec.dtype for group in config.groups if isinstance(group.spec, AttentionSpec)}
+        # identities leave this engine: another may share the tokens and store their KV otherwise
+        self._quantized = sorted(dtypes.intersection(QUANTIZED_KV))
 
     @property
     def block_size(self) -> int:
@@ -94,7 +97,8 @@ class KVCacheManager:
         """
         by_size: dict[int, HashChain] = {}
         if self.enable_prefix_caching:
-            by_size = {size: HashChain(token_ids, size, extra_keys) for size in self._block_sizes}
+            keys = (*extra_keys, *self._quantized)
+            by_size = {size: HashChain(token_ids, size, keys) for size in self._block_sizes}
         return RequestBlocks([by_size.get(size) for size in self._block_sizes], num_encoder_tokens)
 
     def find_cached_prefix(self, blocks: RequestBlocks, num_tokens: int) -> CachedPrefix:

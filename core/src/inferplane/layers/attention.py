@@ -10,6 +10,7 @@ import torch
 from inferplane.api.attention import AttentionLayer
 from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
 from inferplane.api.model import BuildContext, ForwardBatch
+from inferplane.layers.kv_scales import LayerKVScales
 from inferplane.layers.layer import Layer
 
 QKNorm = tuple[torch.Tensor, torch.Tensor, float]
@@ -42,6 +43,9 @@ class Attention(Layer):
             raise ValueError(
                 f"{prefix}: an attention layer has a window ({window}) or a chunk ({chunk}), not both"
             )
+        self.kv_scales: LayerKVScales | None = None
+        if ctx.config.kv_dtype.startswith("fp8"):
+            self.kv_scales = LayerKVScales(ctx, prefix, num_kv_heads)
         self.description = AttentionLayer(
             name=prefix,
             num_heads=num_heads,
@@ -51,6 +55,7 @@ class Attention(Layer):
             spec=_spec(ctx, num_kv_heads, head_dim, window, chunk),
             soft_cap=soft_cap,
             has_sinks=sinks is not None,
+            kv_scales=None if self.kv_scales is None else self.kv_scales.scales,
         )
         self.backend = ctx.choose_attention(self.description)
         self._name = prefix
@@ -93,7 +98,7 @@ def _spec(
         "block_size": ctx.config.cache.block_size,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "dtype": ctx.config.model.dtype,
+        "dtype": ctx.config.kv_dtype,
     }
     # within its window or chunk a token sees every other, so that full attention says the same
     max_model_len = ctx.config.model.max_model_len

@@ -13,6 +13,7 @@ from inferplane.api.attention import AttentionBackend, AttentionLayer, Attention
 from inferplane.api.comm import SoloCommunicator
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.kv import KVCacheGroup, KVCacheSpec
+from inferplane.api.kv_dtype import stored_type
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext
 from inferplane.api.quant import QuantizedLinearKernel, QuantizedWeight
@@ -134,7 +135,8 @@ class _Recorder:
         self._found: dict[tuple[Any, ...], tuple[list[str], Decision]] = {}
 
     def choose_attention(self, layer: AttentionLayer) -> AttentionBackend:
-        query = AttentionQuery(layer=layer, dtype=self._dtype, kv_dtype=self._dtype, device=self._device)
+        kv_dtype = stored_type(layer.spec, self._dtype)
+        query = AttentionQuery(layer=layer, dtype=self._dtype, kv_dtype=kv_dtype, device=self._device)
         decision = self._plugins.attention_decision(query, self._name)
         extras = [f"soft cap {layer.soft_cap:g}"] if layer.soft_cap is not None else []
         extras += ["sinks"] if layer.has_sinks else []

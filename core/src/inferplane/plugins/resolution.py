@@ -12,6 +12,7 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionQuery
 from inferplane.api.device import DeviceDescriptor
+from inferplane.api.kv import QUANTIZED_KV
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OPS, OpImpl, OpQuery, OpTable
 from inferplane.api.quant import QuantizedLinearKernel
@@ -77,11 +78,18 @@ def decide_attention(offers: Offers, query: AttentionQuery, name: str | None) ->
                 f"{query.device.platform!r}; there are: {known}"
             )
     candidates = [
-        Candidate(backend.name, plugin, backend.priority, ask(backend.unsupported_reason, query), backend)
+        Candidate(backend.name, plugin, backend.priority, _attention_reason(backend, query), backend)
         for plugin, backend in backends
     ]
     dtype = str(query.dtype).removeprefix("torch.")
     return decide(f"attention layer {query.layer.name} ({dtype})", candidates, query.device.platform)
+
+
+def _attention_reason(backend: type[AttentionBackend], query: AttentionQuery) -> str | None:
+    kv_dtype = getattr(query.layer.spec, "dtype", None)
+    if kv_dtype in QUANTIZED_KV and kv_dtype not in backend.quantized_kv:
+        return f"stores keys and values as they are, not as {kv_dtype}"
+    return ask(backend.unsupported_reason, query)
 
 
 def _classes(offers: Offers, base: type) -> list[tuple[str, Any]]:

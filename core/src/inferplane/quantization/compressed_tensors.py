@@ -64,8 +64,8 @@ class CompressedTensorsFormat(QuantFormat):
         self._groups = [_read_group(f"config_groups.{key}", each, layout) for key, each in groups.items()]
         self._ignored = name_list(config, "ignore")
         if config.get("kv_cache_scheme"):
-            logger.warning(
-                "the checkpoint proposes a quantized KV cache, which is kept in the activations' type instead"
+            logger.info(
+                "the checkpoint was made for a quantized KV cache; --kv-cache-dtype fp8_e4m3 stores keys and values so"
             )
 
     def matrix(self, name: str, out_features: int, in_features: int) -> StoredMatrix | None:

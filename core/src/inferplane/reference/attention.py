@@ -7,7 +7,14 @@ from typing import Any
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    QUANTIZED_KV,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from inferplane.reference.kv_numbers import indexable, read, row_size, write
 
 _SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec, MLAAttentionSpec)
 
@@ -16,17 +23,20 @@ class ReferenceAttention(AttentionBackend):
     """Scaled dot-product attention (arXiv:1706.03762) with softmax and both products in float32 (float64 for float64).
 
     Keys and values of a layer lie as ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; of a latent, which is
-    both, there is one half only.
+    both, there is one half only. An int8 row is longer by its scale.
     """
 
     name = "reference"
     priority = -1000
+    quantized_kv = frozenset(QUANTIZED_KV)
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         if type(query.layer.spec) not in _SPECS:
             known = ", ".join(spec.__name__ for spec in _SPECS)
             return f"computes attention of {known}, not of {type(query.layer.spec).__name__}"
+        if query.layer.spec.dtype == "int8_per_token_head" and query.layer.head_dim % 4:
+            return f"keeps int8 rows of a multiple of 4 numbers, not of {query.layer.head_dim}"
         return None
 
     @classmethod
@@ -34,7 +44,8 @@ class ReferenceAttention(AttentionBackend):
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         halves = 1 if isinstance(layer.spec, MLAAttentionSpec) else 2
-        shape = (halves, num_blocks, layer.spec.block_size, layer.num_kv_heads, layer.head_dim)
+        size = row_size(layer.head_dim, dtype)
+        shape = (halves, num_blocks, layer.spec.block_size, layer.num_kv_heads, size)
         return torch.empty(shape, dtype=dtype, device=device)
 
     def forward(
@@ -50,9 +61,15 @@ class ReferenceAttention(AttentionBackend):
     ) -> torch.Tensor:
         inputs: AttentionInputs = metadata
         spec = layer.spec
-        kv.flatten(1, 2)[0, inputs.slot_mapping] = k
-        if not isinstance(spec, MLAAttentionSpec):
-            kv.flatten(1, 2)[1, inputs.slot_mapping] = v
+        k_scales = v_scales = None
+        if layer.kv_scales is not None:
+            k_scales, v_scales = layer.kv_scales.k, layer.kv_scales.v
+        slots = kv.flatten(1, 2)
+        write(k, slots[0], inputs.slot_mapping, k_scales)
+        if isinstance(spec, MLAAttentionSpec):
+            v_scales = k_scales
+        else:
+            write(v, slots[1], inputs.slot_mapping, v_scales)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         start = 0
         for index, (query_len, seq_len) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
@@ -63,12 +80,13 @@ class ReferenceAttention(AttentionBackend):
             first_block = first_seen[0] // spec.block_size
             first_token = first_block * spec.block_size
             blocks = inputs.block_table[index, first_block : spec.num_blocks_for(seq_len)].long()
-            stored = kv[:, blocks].flatten(1, 2)[:, first_seen[0] - first_token : seq_len - first_token]
+            stored = indexable(kv)[:, blocks].view(kv.dtype).flatten(1, 2)
+            stored = stored[:, first_seen[0] - first_token : seq_len - first_token]
             rows = slice(start, start + query_len)
             out[rows] = attend(
                 q[rows],
-                stored[0],
-                stored[-1, ..., : v.shape[-1]],
+                read(stored[0], k_scales),
+                read(stored[-1], v_scales)[..., : v.shape[-1]],
                 layer.scale,
                 num_hidden=torch.tensor(first_seen, device=q.device) - first_seen[0],
                 soft_cap=layer.soft_cap,

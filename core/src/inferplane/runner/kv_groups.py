@@ -10,6 +10,7 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.kv_dtype import stored_type
 from inferplane.api.state import StateLayer, StateRound, allocate_states, refresh_rounds, state_rounds
 
 
@@ -123,7 +124,8 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """The KV tensor of every layer, by name; layers of different groups of one pool share theirs.
+    """The KV tensor of every layer, by name; layers of different groups of one pool share theirs. ``dtype`` is the
+    activations'.
 
     Raises `ValueError` for layers that were to share memory which their backends arrange differently.
     """
@@ -134,6 +136,7 @@ def allocate(
         if len(backends) > 1:
             shown = ", ".join(sorted(backend.name for backend in backends))
             raise ValueError(f"layers {', '.join(names)} cannot share memory: they are served by {shown}")
-        tensor = backends.pop().allocate_kv(by_name[names[0]], num_blocks, dtype, device)
+        layer = by_name[names[0]]
+        tensor = backends.pop().allocate_kv(layer, num_blocks, stored_type(layer.spec, dtype), device)
         kv.update(dict.fromkeys(names, tensor))
     return kv

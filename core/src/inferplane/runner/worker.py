@@ -14,10 +14,11 @@ import torch
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.kv_dtype import stored_type
 from inferplane.api.model import BuildContext, Model
 from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.engine.kv_grouping import group_layers
-from inferplane.layers import RotaryEmbedding, walk_layers
+from inferplane.layers import Attention, RotaryEmbedding, walk_layers
 from inferplane.plan import StepPlan
 from inferplane.quantization.registry import make_format
 from inferplane.runner.batch import Batch
@@ -39,6 +40,18 @@ def limit_positions(model: Model, num_positions: int) -> None:
     for layer in walk_layers(model):
         if isinstance(layer, RotaryEmbedding):
             layer.limit_positions(num_positions)
+
+
+def _warn_of_missing_scales(model: Model, kv_dtype: str) -> None:
+    scales = [layer.kv_scales for layer in walk_layers(model) if isinstance(layer, Attention)]
+    if missing := [each.prefix for each in scales if each is not None and not each.is_given]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        logger.warning(
+            "the checkpoint has no scales of keys and values for %s%s: stored as %s they are divided by 1",
+            missing[0],
+            more,
+            kv_dtype,
+        )
 
 
 class ModelWorker(Worker):
@@ -78,6 +91,7 @@ class ModelWorker(Worker):
             logger.info(
                 "model loaded in %.1f s: %s, attention by %s", seconds, self.config.model.dtype, names
             )
+            _warn_of_missing_scales(self._model, self.config.kv_dtype)
 
     def _open_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The stored weights, read by the plugin that ``load_format`` names, or as the checkpoint they are."""
@@ -108,7 +122,8 @@ class ModelWorker(Worker):
 
     def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:
         dtype = getattr(torch, self.config.model.dtype)
-        query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=dtype, device=self.context.device)
+        kv_dtype = stored_type(layer.spec, dtype)
+        query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=kv_dtype, device=self.context.device)
         return self.context.plugins.choose_attention(query, self.config.device.attention_backend)
 
     @property

@@ -11,15 +11,18 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from inferplane.api.kv import (
+    QUANTIZED_KV,
     AttentionSpec,
     ChunkedLocalSpec,
     FullAttentionSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from inferplane.api.kv_dtype import KVScales, stored_type
 from inferplane_conformance.attention_oracle import attend
 from inferplane_conformance.attention_steps import Requests
 from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.kv_oracle import stored_numbers
 from inferplane_conformance.pytest_plugin import KitOptions
 from inferplane_conformance.quick import crossed
 from inferplane_conformance.subject import Subject
@@ -67,6 +70,15 @@ LATENTS = {
 """A layer's latent with the rotated part of the key, and the size of that part."""
 
 
+QUANTIZED_CASES = {
+    "full": ("grouped", "full"),
+    "head of 80": ("head of 80", "full"),
+    "soft cap and sinks in a window": ("soft cap and sinks", "window of 32"),
+    "chunks": ("grouped", "chunk of 24"),
+}
+"""A shape and a spec."""
+
+
 def make_layer(
     shape: Shape, spec: type[AttentionSpec], settings: dict[str, Any], block_size: int, dtype: torch.dtype
 ) -> AttentionLayer:
@@ -91,7 +103,8 @@ def make_layer(
 
 def backends(subject: Subject, layer: AttentionLayer, dtype: torch.dtype) -> list[type[AttentionBackend]]:
     """Those that would serve the layer: the platform's own that say so, and the one that is used."""
-    query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=dtype, device=subject.device)
+    kv_dtype = stored_type(layer.spec, dtype)
+    query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=kv_dtype, device=subject.device)
     decision = subject.plugins.attention_decision(query)
     own = [
         each.implementation
@@ -122,6 +135,38 @@ def test_latent_attention(subject: Subject, kit_options: KitOptions, dtype: torc
     run_all(subject, layer, dtype, () if kit_options.is_quick else BLOCK_SIZES)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_KV)
+@pytest.mark.parametrize("case", QUANTIZED_CASES)
+def test_quantized_kv(
+    subject: Subject, kit_options: KitOptions, dtype: torch.dtype, case: str, kv_dtype: str
+) -> None:
+    """What is read back of keys and values is what their KV dtype makes of them, whoever serves it."""
+    shape, spec = QUANTIZED_CASES[case]
+    spec_class, settings = SPECS[spec]
+    layer = make_layer(SHAPES[shape], spec_class, settings, platform_block_size(subject), dtype)
+    run_all(subject, quantized(layer, kv_dtype, subject), dtype, () if kit_options.is_quick else BLOCK_SIZES)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_KV)
+def test_quantized_latent(subject: Subject, dtype: torch.dtype, kv_dtype: str) -> None:
+    sizes, rope_dim = LATENTS["4 heads"]
+    settings = {"rope_dim": rope_dim}
+    layer = make_layer(sizes, MLAAttentionSpec, settings, platform_block_size(subject), dtype)
+    run_all(subject, quantized(layer, kv_dtype, subject), dtype, ())
+
+
+def quantized(layer: AttentionLayer, kv_dtype: str, subject: Subject) -> AttentionLayer:
+    """The same with another KV dtype and, of fp8, a scale for each head: powers of two, by which dividing is exact."""
+    spec, scales = replace(layer.spec, dtype=kv_dtype), None  # type: ignore[call-arg]
+    if kv_dtype.startswith("fp8"):
+        powers = torch.arange(layer.num_kv_heads, dtype=torch.float32)
+        k, v = (subject.runtime.to_device(torch.exp2(each)) for each in (powers - 2, 1 - powers))
+        scales = KVScales(k, v)
+    return replace(layer, spec=spec, kv_scales=scales)
+
+
 def run_all(
     subject: Subject, default: AttentionLayer, dtype: torch.dtype, block_sizes: Sequence[int]
 ) -> None:
@@ -130,7 +175,7 @@ def run_all(
     sinks = torch.randn(default.num_heads, generator=generator) if default.has_sinks else None
     # a token sees none after it, so that whole sequences say what is right for every step
     requests = Requests(default, dtype).requests
-    expected = [attend(default, each.q, each.k, each.v, sinks) for each in requests]
+    expected = [attend(default, each.q, *stored_numbers(default, each.k, each.v), sinks) for each in requests]
     for block_size in dict.fromkeys((default.spec.block_size, *block_sizes)):
         layer = replace(default, spec=replace(default.spec, block_size=block_size))
         if block_size != default.spec.block_size and not takes(subject, layer, dtype):
@@ -158,7 +203,8 @@ def run(
 ) -> None:
     """``expected``: of each request the result for all of its tokens."""
     runtime, requests = subject.runtime, Requests(layer, dtype)
-    kv = backend.allocate_kv(layer, requests.num_blocks, dtype, runtime.torch_device)
+    kv_dtype = stored_type(layer.spec, dtype)
+    kv = backend.allocate_kv(layer, requests.num_blocks, kv_dtype, runtime.torch_device)
     assert kv.device == runtime.torch_device
     taken = kv.numel() * kv.element_size()
     assert taken == layer.spec.block_bytes * requests.num_blocks, f"{backend.name} takes {taken} bytes"
