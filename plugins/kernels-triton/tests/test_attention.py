@@ -6,6 +6,7 @@ Slots that belong to nobody hold NaN, and block tables end in a block full of it
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,12 +140,15 @@ def test_an_fp8_cache(device: torch.device):
 
 
 def test_scales_of_an_fp8_cache(device: torch.device):
-    step = make_paged([1], [20], dtype=torch.float32, device=device, **SMALL)
-    want = attention_reference(step, 0.3) * 4.0
-    got = decode_attention(
-        step.q, step.k_cache, step.v_cache, step.block_table, step.seq_lens, 0.15, k_scale=2.0, v_scale=4.0
-    )
-    assert_close(got, want)
+    step = make_paged([1, 1], [20, 7], dtype=torch.float32, device=device, **SMALL)
+    scales = (torch.tensor([2.0, 0.5], device=device), torch.tensor([4.0, 0.3], device=device))
+    wide = step.kv * torch.stack(scales).view(1, 2, 1, 2, 1)
+    want = attention_reference(replace(step, kv=wide), 0.3)
+    cache = (step.q, step.k_cache, step.v_cache, step.block_table)
+    for num_splits in (1, 2):
+        got = decode_attention(*cache, step.seq_lens, 0.3, num_splits=num_splits, kv_scales=scales)
+        assert_close(got, want)
+    assert_close(prefill_attention(*cache, step.query_start, step.seq_lens, 0.3, kv_scales=scales), want)
 
 
 def test_what_does_not_fit_is_refused(device: torch.device):

@@ -40,12 +40,33 @@ def test_store_kv(
     check(num_tokens, num_kv_heads, head_dim, dtype, device, block_size=16)
 
 
-def test_an_fp8_cache_holds_what_is_divided_by_its_scale(device: torch.device):
-    k, v = exact_in_fp8(2, 2, 1, 16, device=device)
-    kv = torch.zeros(1, 2, 16, 1, 16, device=device).to(torch.float8_e4m3fn)
-    store_kv(k * 2, v * 4, kv[:, 0], kv[:, 1], torch.tensor([3, 5], device=device), k_scale=2.0, v_scale=4.0)
+def test_an_fp8_cache_holds_what_is_divided_by_the_scale_of_its_head(device: torch.device):
+    k, v = exact_in_fp8(2, 2, 3, 16, device=device)
+    kv = torch.zeros(1, 2, 16, 3, 16, device=device).to(torch.float8_e4m3fn)
+    scales = torch.tensor([[2.0, 0.5, 8.0], [4.0, 1.0, 0.25]], device=device)
+    scaled_k, scaled_v = k * scales[0].unsqueeze(1), v * scales[1].unsqueeze(1)
+    slots = torch.tensor([3, 5], device=device)
+    store_kv(scaled_k, scaled_v, kv[:, 0], kv[:, 1], slots, kv_scales=(scales[0], scales[1]))
     assert torch.equal(kv[0, 0, [3, 5]].float(), k)
     assert torch.equal(kv[0, 1, [3, 5]].float(), v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_what_fp8_cannot_hold_is_its_largest_number(dtype: torch.dtype, device: torch.device):
+    k, v = torch.full((1, 1, 16), 1e6, device=device), torch.full((1, 1, 16), -1e6, device=device)
+    kv = torch.zeros(1, 2, 16, 1, 16, device=device).to(dtype)
+    ones = torch.ones(1, device=device)
+    store_kv(k, v, kv[:, 0], kv[:, 1], torch.tensor([3], device=device), kv_scales=(ones, ones))
+    limit = torch.finfo(dtype).max
+    assert (kv[0, 0, 3].float() == limit).all() and (kv[0, 1, 3].float() == -limit).all()
+
+
+def test_scales_of_other_heads_are_refused(device: torch.device):
+    kv = torch.zeros(1, 2, 16, 2, 16, device=device).to(torch.float8_e4m3fn)
+    x, one = torch.zeros(1, 2, 16, device=device), torch.ones(1, device=device)
+    slots = torch.tensor([3], device=device)
+    with pytest.raises(ValueError, match=r"scales of 2 KV heads are \[2\] float32, not \[1\]"):
+        store_kv(x, x, kv[:, 0], kv[:, 1], slots, kv_scales=(one, one))
 
 
 @gpu

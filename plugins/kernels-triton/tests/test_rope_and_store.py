@@ -78,7 +78,8 @@ def test_an_fp8_cache_holds_what_is_divided_by_its_scale(device: torch.device):
     slots = torch.tensor([3, 17, 20], device=device)
     table = torch.cat([torch.ones(1, 8), torch.zeros(1, 8)], dim=1).to(device)  # no rotation
     positions = torch.zeros(3, dtype=torch.int64, device=device)
-    rope_and_store(qkv, kv[:, 0], kv[:, 1], slots, positions, table, 2, k_scale=2.0, v_scale=4.0)
+    scales = (torch.tensor([2.0], device=device), torch.tensor([4.0], device=device))
+    rope_and_store(qkv, kv[:, 0], kv[:, 1], slots, positions, table, 2, kv_scales=scales)
     stored = kv.float().transpose(1, 2).flatten(0, 1)[slots]
     assert torch.equal(stored[:, 0], heads[:, 2:3])
     assert torch.equal(stored[:, 1], heads[:, 3:4])

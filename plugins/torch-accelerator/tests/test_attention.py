@@ -19,8 +19,9 @@ from attention_parity import (
     with_window,
 )
 from attention_steps import ragged_inputs
-from inferplane.api.attention import AttentionBackend, AttentionInputs
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
 from inferplane.api.kv import ChunkedLocalSpec, KVCacheSpec
+from inferplane.api.kv_dtype import KVScales
 from inferplane.api.ops import rms_norm, rotary
 from inferplane.reference.attention import ReferenceAttention
 from inferplane_torch_accelerator import triton_attention
@@ -86,6 +87,19 @@ def test_variants(step: str, variant: str, device: torch.device) -> None:
         layer = replace(layer, has_sinks=True)
         sinks = torch.randn(NUM_HEADS, generator=torch.Generator().manual_seed(1)).to(device)
     compare(TritonAttention(), layer, dtype, step, device, sinks)
+
+
+def as_fp8(layer: AttentionLayer, kv_dtype: str, device: torch.device) -> AttentionLayer:
+    """With a scale for each head, powers of two: dividing by them is exact."""
+    scales = KVScales(torch.tensor([0.5, 2.0], device=device), torch.tensor([0.25, 1.0], device=device))
+    return replace(layer, spec=replace(layer.spec, dtype=kv_dtype), kv_scales=scales)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kv_dtype", sorted(triton_attention.FP8))
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_an_fp8_cache(step: str, kv_dtype: str, device: torch.device) -> None:
+    layer = as_fp8(make_layer(torch.float32, 16), kv_dtype, device)
+    compare(TritonAttention(), layer, torch.float32, step, device)
 
 
 @pytest.mark.parametrize(("step", "has_norm"), [("decode", False), ("mixed", True)])
@@ -167,6 +181,9 @@ def test_what_triton_does_not_do() -> None:
         TritonAttention, make_layer(torch.float32, 24)
     )
     assert "not of 512" in reason_of(TritonAttention, replace(layer, head_dim=512))
+    fp8 = as_fp8(layer, "fp8_e5m2", torch.device("cpu"))
+    assert "lacks fp8_e4m3_matmul" in reason_of(TritonAttention, fp8)
+    assert not reason_of(TritonAttention, fp8, torch.float32, "fp8_e4m3_matmul")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class FlashAttention(CudaTritonAttention):
 
     name = "cuda_flash"
     priority = 20
+    quantized_kv = frozenset()
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:

@@ -20,6 +20,7 @@ class AiterAttention(RocmTritonAttention):
 
     name = "rocm_aiter"
     priority = 20
+    quantized_kv = frozenset()
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:

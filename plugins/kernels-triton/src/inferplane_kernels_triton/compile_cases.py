@@ -37,6 +37,10 @@ def _cache(dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
     return kv[:, 0], kv[:, 1]
 
 
+def _scales() -> tuple[torch.Tensor, torch.Tensor]:
+    return _meta(8, dtype=torch.float32), _meta(8, dtype=torch.float32)
+
+
 def _elementwise(tuning: TuningTable) -> None:
     x, weight = _meta(32, 4096), _meta(4096)
     rms_norm(x, weight, 1e-5)
@@ -56,10 +60,15 @@ def _rope_and_store(tuning: TuningTable) -> None:
     slots, table, norm = _index(32, dtype=torch.int64), _meta(8192, 128, dtype=torch.float32), _meta(128)
     rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32)
     rope_and_store(_meta(32, 6144), *_cache(), slots, slots, table, 32, qk_norm=(norm, norm, 1e-6))
+    cache = _cache(torch.float8_e4m3fn)
+    rope_and_store(_meta(32, 6144), *cache, slots, slots, table, 32, kv_scales=_scales())
 
 
 def _store_kv(tuning: TuningTable) -> None:
-    store_kv(_meta(32, 8, 128), _meta(32, 8, 128), *_cache(), _index(32, dtype=torch.int64))
+    k, v, slots = _meta(32, 8, 128), _meta(32, 8, 128), _index(32, dtype=torch.int64)
+    store_kv(k, v, *_cache(), slots)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        store_kv(k, v, *_cache(dtype), slots, kv_scales=_scales())
 
 
 def _decode_attention(tuning: TuningTable) -> None:
@@ -71,7 +80,7 @@ def _decode_attention(tuning: TuningTable) -> None:
     decode_attention(_meta(32, 32, 128, dtype=torch.float32), *_cache(torch.float32), table, lengths, 0.1)
     decode_attention(
         _meta(32, 32, 128), *_cache(torch.float8_e4m3fn), table, lengths, 0.1, num_splits=8,
-        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config,
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config, kv_scales=_scales(),
     )  # fmt: skip
 
 
@@ -83,7 +92,7 @@ def _prefill_attention(tuning: TuningTable) -> None:
     prefill_attention(q, *_cache(torch.float32), table, starts, lengths, 0.1)
     prefill_attention(
         _meta(512, 32, 128), *_cache(torch.float8_e4m3fn), table, starts, lengths, 0.1,
-        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config,
+        window=128, soft_cap=30.0, sinks=_meta(32, dtype=torch.float32), config=config, kv_scales=_scales(),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
+from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 MAX_SPLITS = 64
@@ -116,11 +117,11 @@ def _combine(
 @triton.jit(do_not_specialize=["table_row"])
 def _decode_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, sinks_ptr, partial_ptr, sums_ptr, arrived_ptr,
-    q_token, q_head, out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, v_scale,
-    soft_cap, window,
+    q_token, q_head, out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, k_scales_ptr,
+    v_scales_ptr, soft_cap, window,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one request, one split of its keys."""
     kv_head = tl.program_id(0)
@@ -136,6 +137,8 @@ def _decode_attention(
     seq_len = tl.load(seq_lens_ptr + request)
     q_rows = q_ptr + request * q_token + heads[:, None] * q_head + columns[None, :]
     q = tl.load(q_rows, mask=mask, other=0.0)
+    if HAS_SCALES:
+        scale = scale * tl.load(k_scales_ptr + kv_head)
     first, last = _range_of_split(seq_len, window, split, SPLITS, HAS_WINDOW, KEYS)
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
@@ -164,7 +167,9 @@ def _decode_attention(
         sinks = tl.zeros((ROWS,), dtype=tl.float32)
         if HAS_SINKS:
             sinks = tl.load(sinks_ptr + heads, mask=row_mask, other=0.0).to(tl.float32)
-        out = finish(acc, largest, total, sinks, HAS_SINKS) * v_scale
+        out = finish(acc, largest, total, sinks, HAS_SINKS)
+        if HAS_SCALES:
+            out = out * tl.load(v_scales_ptr + kv_head)
         out_rows = out_ptr + request * out_token + heads[:, None] * out_head + columns[None, :]
         tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -182,8 +187,7 @@ def decode_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    kv_scales: KVScales | None = None,
     out: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
@@ -194,14 +198,16 @@ def decode_attention(
     any strides with a contiguous last dimension (block size a power of two from 16; fp8 is converted to q's dtype),
     ``block_table: [num_reqs, ≥ blocks]`` int32, ``seq_lens: [num_reqs]`` int32 counting the query's own token.
     ``window``: the last so many tokens are visible, the query's own included. ``soft_cap``: scores become
-    ``cap * tanh(score / cap)``. ``sinks: [num_heads]`` logits that join the softmax denominator. Cached values stand
-    for ``k_scale`` and ``v_scale`` times themselves.
+    ``cap * tanh(score / cap)``. ``sinks: [num_heads]`` logits that join the softmax denominator. With ``kv_scales``
+    what is cached stands for its head's scale times itself.
 
     With ``num_splits`` > 1 a workspace of at least this batch is needed; give one where launches are captured in a
     graph, or leave it out and one is allocated. Returns ``out``, like q, by default a new tensor.
     """
     require_unit_stride(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     check_cache(q, k_cache, v_cache)
+    check_scales(kv_scales, k_cache.shape[2])
+    k_scales, v_scales = kv_scales or (q, q)
     num_reqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
     config = config or DecodeConfig.default(q.dtype)
@@ -217,10 +223,10 @@ def decode_attention(
             q, out, k_cache, v_cache, block_table, seq_lens, q if sinks is None else sinks,
             workspace.partial, workspace.sums, workspace.arrived, q.stride(0), q.stride(1), out.stride(0),
             out.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_table.stride(0),
-            scale * k_scale, v_scale, soft_cap or 0.0, window or 0,
+            scale, k_scales, v_scales, soft_cap or 0.0, window or 0,
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
-            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, SPLITS=num_splits,
-            ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
+            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
+            SPLITS=num_splits, ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
             DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),
         )  # fmt: skip

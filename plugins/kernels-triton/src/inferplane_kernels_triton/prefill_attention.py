@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
+from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 
@@ -51,11 +52,11 @@ def _request_of_tile(query_start_ptr, tile, num_reqs, QUERIES: tl.constexpr):
 @triton.jit(do_not_specialize=["num_reqs", "table_row"])
 def _prefill_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, q_token, q_head,
-    out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, v_scale, soft_cap, window,
-    num_reqs,
+    out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, k_scales_ptr, v_scales_ptr,
+    soft_cap, window, num_reqs,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, QUERIES: tl.constexpr, GROUP: tl.constexpr,
-    KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, QUERIES: tl.constexpr,
+    GROUP: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: QUERIES queries of one request, one KV head. Late tiles have most keys, so they start first."""
     kv_head = tl.program_id(0)
@@ -76,6 +77,8 @@ def _prefill_attention(
         tokens = (query_begin + queries).to(tl.int64)
         q_rows = q_ptr + tokens[:, None] * q_token + heads[:, None] * q_head + columns[None, :]
         q = tl.load(q_rows, mask=mask, other=0.0)
+        if HAS_SCALES:
+            scale = scale * tl.load(k_scales_ptr + kv_head)
         positions = seq_len - query_len + queries
         first_position = seq_len - query_len + first_query
         last = tl.minimum(seq_len, first_position + QUERIES)
@@ -103,7 +106,9 @@ def _prefill_attention(
         sinks = tl.zeros((QUERIES * GROUP,), dtype=tl.float32)
         if HAS_SINKS:
             sinks = tl.load(sinks_ptr + heads, mask=row_mask, other=0.0).to(tl.float32)
-        out = finish(acc, largest, total, sinks, HAS_SINKS) * v_scale
+        out = finish(acc, largest, total, sinks, HAS_SINKS)
+        if HAS_SCALES:
+            out = out * tl.load(v_scales_ptr + kv_head)
         out_rows = out_ptr + tokens[:, None] * out_token + heads[:, None] * out_head + columns[None, :]
         tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -120,8 +125,7 @@ def prefill_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    kv_scales: KVScales | None = None,
     out: torch.Tensor | None = None,
     config: PrefillConfig | None = None,
     pdl: bool = False,
@@ -136,6 +140,8 @@ def prefill_attention(
     """
     require_unit_stride(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     check_cache(q, k_cache, v_cache)
+    check_scales(kv_scales, k_cache.shape[2])
+    k_scales, v_scales = kv_scales or (q, q)
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
     num_reqs = len(seq_lens)
@@ -149,11 +155,12 @@ def prefill_attention(
         _prefill_attention[(num_kv_heads, num_tokens // queries + num_reqs)](
             q, out, k_cache, v_cache, block_table, query_start, seq_lens, q if sinks is None else sinks,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(0), k_cache.stride(1),
-            k_cache.stride(2), block_table.stride(0), scale * k_scale, v_scale, soft_cap or 0.0,
+            k_cache.stride(2), block_table.stride(0), scale, k_scales, v_scales, soft_cap or 0.0,
             window or 0, num_reqs,
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
-            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, QUERIES=queries, GROUP=group,
-            KEYS=config.keys, DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PDL=pdl,
+            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
+            QUERIES=queries, GROUP=group, KEYS=config.keys, DIM=triton.next_power_of_2(head_dim),
+            STAGES=config.num_stages, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),
         )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from inferplane_kernels_triton.fp8_cache import scaled
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 HEADS_PER_PROGRAM = 8
@@ -28,11 +29,11 @@ def _normed(x, scale, weight_ptr, columns, mask, dtype: tl.constexpr):
 @triton.jit
 def rotate_heads(
     in_ptr, in_head, out_ptr, out_head, first_head, num_heads, table_ptr, norm_ptr, eps, head_dim,
-    rotary_dim, out_scale,
-    HAS_NORM: tl.constexpr, HAS_REST: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    REST: tl.constexpr,
+    rotary_dim, scales_ptr,
+    HAS_NORM: tl.constexpr, HAS_REST: tl.constexpr, HAS_SCALES: tl.constexpr, LIMIT: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Norms (optional) and rotates HEADS heads of one token, and writes them times ``out_scale``.
+    """Norms (optional) and rotates HEADS heads of one token, and writes them, with HAS_SCALES as an fp8 cache has them.
 
     ``table_ptr`` is the token's row of cosines and sines.
     """
@@ -59,14 +60,17 @@ def rotate_heads(
         if HAS_REST:
             rest = _normed(rest, scale, norm_ptr, left, left < head_dim, dtype)
     out_dtype = out_ptr.dtype.element_ty
-    tl.store(target + pair[None, :], ((first * cos - second * sin) * out_scale).to(out_dtype), mask=pair_mask)
-    tl.store(
-        target + half + pair[None, :],
-        ((second * cos + first * sin) * out_scale).to(out_dtype),
-        mask=pair_mask,
+    turned_first = scaled(
+        first * cos - second * sin, scales_ptr, heads[:, None], num_heads, HAS_SCALES, LIMIT
     )
+    turned_second = scaled(
+        second * cos + first * sin, scales_ptr, heads[:, None], num_heads, HAS_SCALES, LIMIT
+    )
+    tl.store(target + pair[None, :], turned_first.to(out_dtype), mask=pair_mask)
+    tl.store(target + half + pair[None, :], turned_second.to(out_dtype), mask=pair_mask)
     if HAS_REST:
-        tl.store(target + left[None, :], (rest * out_scale).to(out_dtype), mask=rest_mask)
+        rest = scaled(rest, scales_ptr, heads[:, None], num_heads, HAS_SCALES, LIMIT)
+        tl.store(target + left[None, :], rest.to(out_dtype), mask=rest_mask)
 
 
 @triton.jit
@@ -85,13 +89,13 @@ def _rotary(
         q = q_ptr + token * q_token
         rotate_heads(
             q, q_head, q, q_head, section * HEADS, num_heads, table, table, 0.0, head_dim, rotary_dim,
-            1.0, False, False, HEADS, HALF, 1,
+            table, False, False, False, 0.0, HEADS, HALF, 1,
         )  # fmt: skip
     else:
         k = k_ptr + token * k_token
         rotate_heads(
             k, k_head, k, k_head, (section - q_sections) * HEADS, num_kv_heads, table, table, 0.0, head_dim,
-            rotary_dim, 1.0, False, False, HEADS, HALF, 1,
+            rotary_dim, table, False, False, False, 0.0, HEADS, HALF, 1,
         )  # fmt: skip
 
 

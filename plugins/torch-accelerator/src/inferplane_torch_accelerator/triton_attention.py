@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inferplane_kernels_triton.decode_attention import DecodeWorkspace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
 MAX_MEASURED_HEAD_DIM = 128
@@ -86,6 +87,7 @@ class TritonAttention(AttentionBackend):
 
     launch: ClassVar[Launch]
     priority = 10
+    quantized_kv = FP8
     graph_safe = True
     fuses_rotary = True
 
@@ -98,8 +100,11 @@ class TritonAttention(AttentionBackend):
         layer, block_size = query.layer, query.layer.spec.block_size
         if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec):
             return f"computes full attention and sliding windows, not {type(layer.spec).__name__}"
-        if query.dtype not in DTYPES or query.kv_dtype != query.dtype:
+        is_fp8 = layer.spec.dtype in FP8
+        if query.dtype not in DTYPES or not (is_fp8 or query.kv_dtype == query.dtype):
             return f"computes in float32, bfloat16 and float16 throughout, not in {query.dtype} over {query.kv_dtype}"
+        if is_fp8 and not query.device.capabilities.has("fp8_e4m3_matmul"):
+            return f"{query.device.name} lacks fp8_e4m3_matmul, without which its compiler knows no fp8"
         if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
             return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
         if layer.head_dim > MAX_HEAD_DIM:
@@ -128,7 +133,8 @@ class TritonAttention(AttentionBackend):
     ) -> torch.Tensor:
         from inferplane_kernels_triton.kv_store import store_kv
 
-        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, pdl=self.launch.pdl(k.device))
+        pdl = self.launch.pdl(k.device)
+        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, kv_scales=scales_of(layer), pdl=pdl)
         return self._attend(layer, q, kv, metadata, sinks)
 
     def rotary_forward(
@@ -155,6 +161,7 @@ class TritonAttention(AttentionBackend):
             cos_sin,
             layer.num_heads,
             qk_norm=qk_norm,
+            kv_scales=scales_of(layer),
             pdl=self.launch.pdl(qkv.device),
         )
         return self._attend(layer, q, kv, metadata, sinks)
@@ -213,6 +220,7 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
+            kv_scales=scales_of(layer),
             out=out,
             config=config,
             pdl=self.launch.pdl(q.device),
@@ -241,6 +249,7 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
+            kv_scales=scales_of(layer),
             config=config,
             pdl=self.launch.pdl(q.device),
         )
@@ -271,6 +280,11 @@ class TritonAttention(AttentionBackend):
             parts = 2 * num_processors(device)
             self._workspaces[key] = DecodeWorkspace.allocate(parts, *key, 1, device)
         return self._workspaces[key]
+
+
+def scales_of(layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Of keys and values in an fp8 cache, as kernels take them."""
+    return None if layer.kv_scales is None else (layer.kv_scales.k, layer.kv_scales.v)
 
 
 def window_of(layer: AttentionLayer) -> int | None:
