@@ -21,6 +21,7 @@ def make_engine(
     policy: str = "fcfs",
     policies: Any = None,
     max_num_waiting: int | None = None,
+    max_num_mixed_prompt_tokens: int | None = None,
     max_model_len: int = 1000,
     enable_prefix_caching: bool = True,
     num_plans_ahead: int = 0,
@@ -29,7 +30,13 @@ def make_engine(
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=8, dtype="float32")
     kv_config = KVCacheConfig(num_blocks, (KVCacheGroup(("layer",), spec),))
     scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs, max_num_batched_tokens, policy, max_num_waiting),
+        SchedulerConfig(
+            max_num_seqs,
+            max_num_batched_tokens,
+            policy,
+            max_num_waiting,
+            max_num_mixed_prompt_tokens=max_num_mixed_prompt_tokens,
+        ),
         CacheConfig(BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
         max_model_len,
         kv_config,

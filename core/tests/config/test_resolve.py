@@ -86,6 +86,7 @@ def test_of_two_settings_that_must_fit_the_open_one_follows(
         ("num_threads", 100_000),
         ("block_size", 1_000_000),
         ("max_num_waiting", 0),
+        ("max_num_mixed_prompt_tokens", 0),
         ("dtype", "int8"),
         ("load_format", "pickle"),
         ("executor", "ray"),

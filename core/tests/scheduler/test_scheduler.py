@@ -72,6 +72,31 @@ class TestLimits:
         engine.run()
         engine.check_answer("late")
 
+    def test_prompts_get_less_of_a_step_in_which_others_decode(self) -> None:
+        engine = make_engine(max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)
+        engine.add(make_request("stream", 5, 30))
+        engine.step()
+        for number in range(3):
+            engine.add(make_request(f"prompt-{number}", 20))
+        sizes = []
+        while engine.scheduler.has_work():
+            plan = engine.step()
+            assert plan is not None
+            decoding = [num for num in plan.num_scheduled_tokens.values() if num == 1]
+            sizes.append(sum(plan.num_scheduled_tokens.values()) - len(decoding))
+            assert plan.num_scheduled_tokens.get("stream", 1) == 1
+        assert max(sizes) == 6
+        for name in ("stream", "prompt-0", "prompt-1", "prompt-2"):
+            engine.check_answer(name)
+        check_all_returned(engine)
+
+    def test_prompts_have_the_whole_step_while_nobody_decodes(self) -> None:
+        engine = make_engine(max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)
+        for number in range(2):
+            engine.add(make_request(str(number), 20))
+        plan = engine.step()
+        assert plan is not None and sum(plan.num_scheduled_tokens.values()) == 32
+
     def test_settings_that_cannot_work_are_refused(self) -> None:
         with pytest.raises(ValueError, match="'lifo' is unknown; there are fcfs, priority"):
             make_engine(policy="lifo")

@@ -92,6 +92,12 @@ class EngineArgs:
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
+    max_num_mixed_prompt_tokens: int | None = option(
+        None,
+        "Scheduler",
+        "Most tokens of prompts in a step in which requests decode: all of these wait for it with their next token. "
+        "Default: the platform decides.",
+    )
     scheduler_policy: str = option(
         "fcfs", "Scheduler", "Order of waiting requests: fcfs, priority, or one from a plugin."
     )

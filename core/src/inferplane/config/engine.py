@@ -99,6 +99,8 @@ class SchedulerConfig:
     """Requests that may wait before new ones are turned away; None for no limit."""
     async_scheduling: bool = False
     """Whether a step is planned and started while the one before still runs."""
+    max_num_mixed_prompt_tokens: int | None = None
+    """Most tokens of prompts in a step in which requests decode; None for as many as the budget leaves."""
 
 
 @dataclass(frozen=True)

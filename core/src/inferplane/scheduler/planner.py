@@ -40,9 +40,10 @@ class StepPlanner:
     1. Each running request that needs one token gets it, in order. The batch never holds more requests than the budget
        has tokens, so **every decoding request gets a token in every step** in which the pool has a block for it (only
        when the pool is exhausted do younger ones wait for older ones).
-    2. Running requests that need more (long prompts) get chunks, in order, and then waiting ones are admitted. As long
-       as others wait behind it, a chunk takes at most half of what is left, though no less than an eighth of what the
-       decoding requests left. So a prompt of at most that eighth gets its first token from the step after its arrival,
+    2. Running requests that need more (long prompts) get chunks, in order, and then waiting ones are admitted. What
+       they get together may be limited while others decode, because these wait for the step with their token. As long
+       as others wait behind it, a chunk takes at most half of what is left, though no less than an eighth of what all
+       prompts have. So a prompt of at most that eighth gets its first token from the step after its arrival,
        **however long the prompts ahead of it are, if those are three or fewer**; and what nobody behind could use
        goes back to the first whose chunk was cut.
 
@@ -65,11 +66,13 @@ class StepPlanner:
         max_num_batched_tokens: int,
         *,
         runs_whole: bool = False,
+        max_num_mixed_prompt_tokens: int | None = None,
     ) -> None:
         self._state = state
         self._kv = state.kv
         self._max_num_batched_tokens = max_num_batched_tokens
         self._runs_whole = runs_whole
+        self._max_num_mixed_prompt_tokens = max_num_mixed_prompt_tokens or max_num_batched_tokens
         self.max_num_running = min(max_num_seqs, max_num_batched_tokens)
         """Most requests in the batch: so many that each could get a token in one step."""
 
@@ -77,6 +80,8 @@ class StepPlanner:
         """A step for everybody. It may turn out empty."""
         draft = DraftStep(self._max_num_batched_tokens)
         prefills = self._schedule_decodes(draft)
+        if draft.num_tokens:
+            draft.budget = min(draft.budget, self._max_num_mixed_prompt_tokens)
         draft.min_chunk_tokens = max(1, draft.budget // MIN_CHUNK_SHARE)
         cut: list[tuple[Sequence, int]] = []
         promised = self._kv.promised()

@@ -57,7 +57,8 @@ class Scheduler:
                 f"scheduler_policy {scheduler_config.policy!r} is unknown; "
                 f"there are {', '.join(sorted(known_policies))}"
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
+        limits = ("max_num_seqs", "max_num_batched_tokens", "max_num_mixed_prompt_tokens", "max_num_waiting")
+        for name in limits:
             value = getattr(scheduler_config, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -78,6 +79,7 @@ class Scheduler:
             scheduler_config.max_num_seqs,
             scheduler_config.max_num_batched_tokens,
             runs_whole=runs_whole,
+            max_num_mixed_prompt_tokens=scheduler_config.max_num_mixed_prompt_tokens,
         )
         self._runs_ahead = scheduler_config.async_scheduling
         self._seeds = random.Random(seed)

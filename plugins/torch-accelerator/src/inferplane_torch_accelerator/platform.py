@@ -37,9 +37,13 @@ class AcceleratorPlatform(Platform):
             "block_size": 16,
             "max_num_seqs": 512,
             "max_num_batched_tokens": 8192,
+            "max_num_mixed_prompt_tokens": 2048,
             "async_scheduling": True,
         }
-        return ConfigPatch(values, {} if keeps_dtype else {"dtype": f"the device has no {capability}"})
+        reasons = {"max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token"}
+        if not keeps_dtype:
+            reasons["dtype"] = f"the device has no {capability}"
+        return ConfigPatch(values, reasons)
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
         """Every rank needs a device of its own, and bfloat16 one that multiplies it."""
