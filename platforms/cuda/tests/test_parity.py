@@ -17,8 +17,10 @@ from parity_prompts import FEW, LONG
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("no_step_raises")]
 
 NUM_TOKENS = 32
-HALF_TOLERANCE = 0.15
-"""Of single log-probabilities in bfloat16, over some hundred tokens of SmolLM2."""
+HALF_TOLERANCE = 0.52
+HALF_MEAN_TOLERANCE = 0.065
+"""Of log-probabilities of SmolLM2's prompt tokens in bfloat16, singly and over a prompt: as far as transformers' own
+bfloat16 is from its float64 on the same prompts (0.08-0.52 and 0.02-0.064, on a CPU)."""
 MODES: dict[str, dict[str, Any]] = {
     "usual": {},
     "no graphs": {"enable_graphs": False},
@@ -111,4 +113,4 @@ def test_bfloat16_stays_near(
         found = [entry.chosen.logprob for entry in output.prompt_logprobs if entry is not None]
         assert largest_difference(found, wanted.prompt_logprobs) < HALF_TOLERANCE, wanted.prompt
         errors = [abs(a - b) for a, b in zip(found, wanted.prompt_logprobs)]
-        assert sum(errors, 0.0) / max(1, len(errors)) < HALF_TOLERANCE / 5, wanted.prompt
+        assert sum(errors, 0.0) / max(1, len(errors)) < HALF_MEAN_TOLERANCE, wanted.prompt
