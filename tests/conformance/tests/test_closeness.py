@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inferplane.api.ops import DEFAULT_TOLERANCES
-from inferplane_conformance.closeness import assert_close
+from inferplane_conformance.closeness import assert_close, is_unchanged
 
 DTYPES = pytest.mark.parametrize("dtype", DEFAULT_TOLERANCES, ids=str)
 
@@ -44,3 +44,14 @@ def test_whole_numbers_are_equal_or_not():
     assert_close(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2]), (0, 0), "x")
     with pytest.raises(AssertionError, match="other numbers"):
         assert_close(torch.tensor([1, 3]), torch.tensor([1, 2]), (0, 0), "x")
+
+
+def test_an_argument_may_hold_what_is_no_number():
+    before = torch.tensor([1.0, float("nan"), float("-inf"), 0.0])
+    assert is_unchanged(before.clone(), before)
+    assert is_unchanged(torch.tensor([True, False]), torch.tensor([True, False]))
+    for index in range(len(before)):
+        other = before.clone()
+        other[index] = 2.0
+        assert not is_unchanged(other, before)
+    assert not is_unchanged(before[:3], before)

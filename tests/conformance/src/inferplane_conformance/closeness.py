@@ -32,6 +32,11 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: Toleran
     assert scale <= MAX_SCALE_ERROR, f"{what}: as a whole too large or small by {scale:.2%}"
 
 
+def is_unchanged(found: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether the numbers are the very same; one that is not a number may have other bits."""
+    return found.shape == before.shape and bool(((found == before) | (found.isnan() & before.isnan())).all())
+
+
 def scale_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """By how much the factor that takes ``expected`` closest to ``found`` differs from 1."""
     energy = float((expected * expected).sum())
