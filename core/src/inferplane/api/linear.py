@@ -47,6 +47,17 @@ class FusedMultiply(ABC):
         """The op ``silu_and_mul`` of the product."""
 
 
+class RowProduct(ABC):
+    """A `Multiply` that also gives out rows of its weight, so that embedding and tied head are one packed weight."""
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """``index: [n]`` int64 to ``[n, in_features]``, of the activations' dtype."""
+
+
 @dataclass(frozen=True)
 class LinearShape:
     """One weight on this rank, before it is packed."""
@@ -59,6 +70,8 @@ class LinearShape:
     has_bias: bool
     scheme: QuantScheme | None = None
     """None for a plain weight. Others are for a `QuantizedLinearKernel` (`inferplane.api.quant`)."""
+    needs_rows: bool = False
+    """Whether the weight is an embedding, too, so that the product has to be a `RowProduct`."""
 
 
 class LinearKernel(ABC):

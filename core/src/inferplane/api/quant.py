@@ -44,6 +44,8 @@ class QuantizedLinearKernel(ABC):
     name: ClassVar[str]
     priority: ClassVar[int] = 0
     """Among kernels that support a shape the highest wins."""
+    gives_rows: ClassVar[bool] = False
+    """Whether its products are `RowProduct`s. Only such a kernel is asked about shapes with ``needs_rows``."""
 
     @classmethod
     @abstractmethod
@@ -107,6 +109,10 @@ class QuantFormat(ABC):
         self, name: str, num_matrices: int, out_features: int, in_features: int
     ) -> StoredMatrix | None:
         """Of the experts' tensor ``name``, whose matrices are read as one ``[num * out_features, in_features]``."""
+        return None
+
+    def vocabulary(self, name: str, vocab_size: int, size: int) -> StoredMatrix | None:
+        """Of the embedding or output head ``name``, which most formats leave plain."""
         return None
 
     def may_drop(self, name: str, tensor: torch.Tensor) -> bool:

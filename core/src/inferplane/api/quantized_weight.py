@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -84,6 +85,8 @@ class QuantScheme:
     scale_dtype: torch.dtype
     is_symmetric: bool = True
     """False where codes have zero points."""
+    has_offset: bool = False
+    """Whether something is added behind the scale, as to formats that store a block's minimum."""
     has_column_order: bool = False
     """Whether columns belong to groups in any order (act-order)."""
     activation: Activation = Activation.NONE
@@ -93,6 +96,7 @@ class QuantScheme:
         number = f"int{self.bits}" if self.number is Number.INT else self.number.value
         parts = [number, str(self.granularity)]
         parts += [] if self.is_symmetric else ["with zero points"]
+        parts += ["with offsets"] if self.has_offset else []
         parts += ["act-order"] if self.has_column_order else []
         if self.activation is not Activation.NONE and self.activation_number is not None:
             parts.append(f"activations {self.activation_number.value} ({self.activation.value})")
@@ -106,7 +110,7 @@ class QuantScheme:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A matrix ``[out_features, in_features]``: ``(code - zero) * scale``, computed in float32.
+    """A matrix ``[out_features, in_features]``: ``(code - zero) * scale + offset``, computed in float32.
 
     ``codes``: of fp8 the numbers themselves; of integers above four bits int8; else uint8 ``[out, ceil(in / 2)]``, two
     codes a byte, the even column's in its low half, integers with 8 added (so those of two and three bits, too).
@@ -126,6 +130,8 @@ class QuantizedWeight:
     """float32 scalar: what one step of the quantized activations stands for."""
     table: torch.Tensor | None = None
     """float32 [16], of `Number.TABLE4`."""
+    offset: torch.Tensor | None = None
+    """Of the scale's shape and type; None where nothing is added."""
 
     def __post_init__(self) -> None:
         want = self.scheme.granularity.scale_shape(self.out_features, self.in_features)
@@ -135,7 +141,7 @@ class QuantizedWeight:
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.codes, self.scale, self.zero, self.column_group)
+        parts = (self.codes, self.scale, self.zero, self.offset, self.column_group)
         return sum(part.nbytes for part in parts if part is not None)
 
     def unpacked(self) -> torch.Tensor:
@@ -160,7 +166,10 @@ class QuantizedWeight:
         values = self.values()
         if self.zero is not None:
             values -= self._spread(self.zero)
-        return values.mul_(self._spread(self.scale)).to(dtype)
+        values *= self._spread(self.scale)
+        if self.offset is not None:
+            values += self._spread(self.offset)
+        return values.to(dtype)
 
     def rows(self, index: slice | torch.Tensor) -> QuantizedWeight:
         """Some rows, in any order."""
@@ -169,9 +178,8 @@ class QuantizedWeight:
             size = len(range(self.out_features)[index]) if isinstance(index, slice) else len(index)
             return replace(self, out_features=size, codes=_take(self.codes, index))
         if granularity.rows == 1:
-            scale, zero = _take(self.scale, index), None if self.zero is None else _take(self.zero, index)
             codes = _take(self.codes, index)
-            return replace(self, out_features=len(codes), codes=codes, scale=scale, zero=zero)
+            return replace(self, out_features=len(codes), codes=codes, **self._blocks(_take, index))
         if isinstance(index, slice):
             start, stop, step = index.indices(self.out_features)
             block = granularity.rows
@@ -181,8 +189,7 @@ class QuantizedWeight:
                     self,
                     out_features=stop - start,
                     codes=self.codes[index],
-                    scale=self.scale[blocks],
-                    zero=None if self.zero is None else self.zero[blocks],
+                    **self._blocks(_take, blocks),
                 )
         return self.by_row().rows(index)
 
@@ -201,8 +208,9 @@ class QuantizedWeight:
                 f"columns {start} to {stop} of {self.in_features} cut a group of {size} that has one scale"
             )
         groups = slice(start // size, -(-stop // size))
-        zero = None if self.zero is None else self.zero[:, groups]
-        return replace(self, in_features=stop - start, codes=codes, scale=self.scale[:, groups], zero=zero)
+        return replace(
+            self, in_features=stop - start, codes=codes, **self._blocks(lambda each: each[:, groups])
+        )
 
     def by_row(self) -> QuantizedWeight:
         """The same numbers with scales of each row's own."""
@@ -215,8 +223,7 @@ class QuantizedWeight:
             spread = _bytes(tensor).repeat_interleave(granularity.rows or self.out_features, 0)
             return spread[: self.out_features].view(tensor.dtype)
 
-        zero = None if self.zero is None else by_row(self.zero)
-        return replace(self, scheme=scheme, scale=by_row(self.scale), zero=zero)
+        return replace(self, scheme=scheme, **self._blocks(by_row))
 
     def with_zero(self) -> QuantizedWeight:
         """The same numbers with zero points, if only of 0."""
@@ -224,6 +231,12 @@ class QuantizedWeight:
             return self
         zero = torch.zeros_like(self.scale, dtype=torch.int8)
         return replace(self, zero=zero, scheme=replace(self.scheme, is_symmetric=False))
+
+    def _blocks(self, change: Callable[..., torch.Tensor], *arguments: Any) -> dict[str, torch.Tensor | None]:
+        """What there is one of for each block, changed alike."""
+        names = ("scale", "zero", "offset")
+        values = {name: getattr(self, name) for name in names}
+        return {name: None if value is None else change(value, *arguments) for name, value in values.items()}
 
     def _spread(self, tensor: torch.Tensor) -> torch.Tensor:
         """A scale or zero for each element, or one that broadcasts over them, as float32."""
@@ -263,6 +276,9 @@ def stack(parts: Sequence[QuantizedWeight], names: Sequence[str]) -> QuantizedWe
         codes=_cat([part.codes for part in parts]),
         scale=_cat([part.scale for part in parts]),
         zero=None if first.zero is None else _cat([part.zero for part in parts if part.zero is not None]),
+        offset=None
+        if first.offset is None
+        else _cat([part.offset for part in parts if part.offset is not None]),
         input_scale=torch.stack(input_scales).amax(0) if input_scales else None,
     )
 

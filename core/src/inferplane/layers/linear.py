@@ -129,13 +129,36 @@ class Linear(Layer):
 
 
 def quantized_product(
-    ctx: BuildContext, shape: LinearShape, weight: QuantizedWeight, bias: torch.Tensor | None
+    ctx: BuildContext, shape: LinearShape, weights: Sequence[QuantizedWeight], bias: torch.Tensor | None
 ) -> Multiply:
-    """By a kernel that takes the weight as it is or, where there is none, by the best for its dequantized form."""
-    kernel = ctx.choose_quantized(replace(shape, scheme=weight.scheme))
-    if kernel is not None:
-        return kernel.prepare(weight, bias)
-    return ctx.choose_linear(shape).prepare(weight.dequantize(shape.dtype), bias)
+    """By kernels that take the weights, which lie one below another, as they are or, where there are none, by the best
+    for their dequantized form."""
+    row, products = 0, []
+    shapes = [replace(shape, out_features=each.out_features, scheme=each.scheme) for each in weights]
+    kernels = [ctx.choose_quantized(each) for each in shapes]
+    if not any(kernels):
+        plain = torch.cat([each.dequantize(shape.dtype) for each in weights])
+        return ctx.choose_linear(shape).prepare(plain, bias)
+    for weight, kernel in zip(weights, kernels):
+        rows = slice(row, row + weight.out_features)
+        part = None if bias is None else bias[rows]
+        if kernel is not None:
+            products.append(kernel.prepare(weight, part))
+        else:
+            plain_shape = replace(shape, out_features=weight.out_features)
+            products.append(ctx.choose_linear(plain_shape).prepare(weight.dequantize(shape.dtype), part))
+        row = rows.stop
+    return products[0] if len(products) == 1 else StackedProduct(products)
+
+
+class StackedProduct:
+    """Of matrices that lie one below another and are quantized differently."""
+
+    def __init__(self, products: Sequence[Multiply]) -> None:
+        self._products = products
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([multiply(x) for multiply in self._products], -1)
 
 
 class ReplicatedLinear(Linear):

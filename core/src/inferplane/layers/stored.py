@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
 import torch
 
@@ -45,6 +46,16 @@ def stored_matrix(ctx: BuildContext, name: str, out_features: int, in_features: 
         raise ModelLoadError(f"{name} [{out_features}, {in_features}]: {error}") from error
 
 
+def stored_vocabulary(ctx: BuildContext, name: str, vocab_size: int, size: int) -> StoredMatrix | None:
+    """As `stored_matrix`, of an embedding or an output head."""
+    if ctx.quantization is None:
+        return None
+    try:
+        return ctx.quantization.vocabulary(name, vocab_size, size)
+    except ValueError as error:
+        raise ModelLoadError(f"{name} [{vocab_size}, {size}]: {error}") from error
+
+
 def stored_experts(
     ctx: BuildContext, name: str, num_experts: int, out_features: int, in_features: int
 ) -> StoredMatrix | None:
@@ -57,14 +68,14 @@ def stored_experts(
         raise ModelLoadError(f"{name}: {error}") from error
 
 
-class MatrixFilling:
-    """One stored matrix, whose numbers are handed on plain as soon as its tensors are there."""
+class WeightFilling:
+    """One stored matrix, which is handed on as soon as its tensors are there."""
 
     def __init__(
         self,
         ctx: BuildContext,
         matrix: StoredMatrix,
-        use: Callable[[torch.Tensor], None],
+        use: Callable[[QuantizedWeight], None],
         separator: str = ".",
     ) -> None:
         self._ctx = ctx
@@ -96,12 +107,25 @@ class MatrixFilling:
             weight = self._matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
-        self._use(weight.dequantize(self._ctx.dtype))
+        self._use(weight)
 
     def _keep(self, suffix: str, tensor: torch.Tensor) -> None:
         self._tensors[suffix] = tensor
         if self._tensors.keys() == self._suffixes:
             self.finish()
+
+
+class MatrixFilling(WeightFilling):
+    """As `WeightFilling`, with plain numbers."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        matrix: StoredMatrix,
+        use: Callable[[torch.Tensor], None],
+        separator: str = ".",
+    ) -> None:
+        super().__init__(ctx, matrix, lambda weight: use(weight.dequantize(ctx.dtype)), separator)
 
 
 class StoredMatrices:
@@ -139,11 +163,18 @@ class StoredMatrices:
     def _keep(self, name: str, suffix: str, is_transposed: bool, tensor: torch.Tensor) -> None:
         self._tensors[name][suffix] = tensor.T if is_transposed else tensor
 
-    def join(self) -> QuantizedWeight:
-        """This rank's part of all, on the device; they are forgotten here. Raises `ModelLoadError` naming the layer."""
+    def join(self) -> list[QuantizedWeight]:
+        """This rank's part of all, on the device, one below another; they are forgotten here.
+
+        One weight, unless neighbours are quantized differently. Raises `ModelLoadError` naming the layer.
+        """
         tensors, self._tensors = self._tensors, {}
         try:
-            return stack([self._read(name, tensors[name]) for name in tensors], list(tensors))
+            weights = {name: self._read(name, tensors[name]) for name in tensors}
+            runs = groupby(weights, lambda name: weights[name].scheme)
+            return [
+                stack([weights[name] for name in run], run) for run in map(list, (each for _, each in runs))
+            ]
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
 

@@ -14,7 +14,7 @@ from inferplane.api.comm import SoloCommunicator
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.kv import KVCacheGroup, KVCacheSpec
 from inferplane.api.kv_dtype import stored_type
-from inferplane.api.linear import LinearKernel, LinearShape, Multiply
+from inferplane.api.linear import LinearKernel, LinearShape, Multiply, RowProduct
 from inferplane.api.model import BuildContext
 from inferplane.api.quant import QuantizedLinearKernel, QuantizedWeight
 from inferplane.config.args import EngineArgs
@@ -172,8 +172,14 @@ class _Recorder:
         ]
 
 
-def _explained(x: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("this model was built to be explained, not to run")
+class _Explained(RowProduct):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this model was built to be explained, not to run")
+
+    rows = __call__
+
+
+_EXPLAINED = _Explained()
 
 
 class _NeverUnpacked(QuantizedLinearKernel):
@@ -187,7 +193,7 @@ class _NeverUnpacked(QuantizedLinearKernel):
 
     @classmethod
     def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:
-        return _explained
+        return _EXPLAINED
 
 
 class _NeverCalled(LinearKernel):
@@ -201,7 +207,7 @@ class _NeverCalled(LinearKernel):
 
     @classmethod
     def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
-        return _explained
+        return _EXPLAINED
 
 
 class _FirstOf(SoloCommunicator):

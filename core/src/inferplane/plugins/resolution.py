@@ -57,8 +57,14 @@ def decide_linear(offers: Offers, shape: LinearShape, device: DeviceDescriptor) 
 
 def decide_quantized(offers: Offers, shape: LinearShape, device: DeviceDescriptor) -> Decision:
     """The last candidate, with no kernel, is to dequantize the weight while it is loaded."""
+
+    def reason(kernel: type[QuantizedLinearKernel]) -> str | None:
+        if shape.needs_rows and not kernel.gives_rows:
+            return "gives out no rows of its weight, which an embedding needs"
+        return ask(kernel.unsupported_reason, shape, device)
+
     candidates = [
-        Candidate(kernel.name, plugin, kernel.priority, ask(kernel.unsupported_reason, shape, device), kernel)
+        Candidate(kernel.name, plugin, kernel.priority, reason(kernel), kernel)
         for plugin, kernel in _classes(offers, QuantizedLinearKernel)
     ]
     candidates.append(Candidate("dequantize", "reference", REFERENCE_PRIORITY, None, None))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inferplane.models.errors import ModelLoadError
+from inferplane.quantization.ggml import METHOD as GGUF
 
 if TYPE_CHECKING:
     from inferplane.api.quant import QuantFormat
@@ -18,6 +19,7 @@ STORED: Mapping[str, str] = {
     "compressed-tensors": "inferplane.quantization.compressed_tensors:CompressedTensorsFormat",
     "fbgemm_fp8": "inferplane.quantization.fp8:FbgemmFp8Format",
     "fp8": "inferplane.quantization.fp8:Fp8Format",
+    GGUF: "inferplane.quantization.gguf:GgufFormat",
     "gptq": "inferplane.quantization.gptq:GptqFormat",
     "modelopt": "inferplane.quantization.modelopt:ModelOptFormat",
     "mxfp4": "inferplane.quantization.mxfp4:Mxfp4Format",
@@ -73,7 +75,8 @@ def make_format(config: EngineConfig, plugin_formats: Mapping[str, str]) -> Quan
     hf_config = config.model.hf_config
     method, asked = quantization_method(hf_config), config.model.quantization
     target = format_target(method, asked, plugin_formats)
-    if target is None:
+    # random bytes would be no numbers that a block could hold
+    if target is None or (method == GGUF and config.load.load_format == "dummy"):
         return None
     module, _, name = target.partition(":")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import tiny_models
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.loader.gguf import GGUFFile
 from inferplane.models.registry import build_model
+from inferplane.quantization.gguf import GgufFormat
 from model_harness import PromptRun, load_tiny, make_context
 
 ARCH_OF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -35,6 +36,22 @@ def pair(
     folder = tiny_model(request.param)
     path = tmp_path_factory.mktemp("pair") / f"{request.param}.gguf"
     return folder, gguf_files.folder_to_gguf(folder, path, ARCH_OF[request.param])
+
+
+def dequantized(checkpoint: GGUFFile) -> Iterator[tuple[str, torch.Tensor]]:
+    packed = checkpoint.hf_config.get("quantization_config", {"tensor_types": {}})
+    read = GgufFormat(packed)
+    for name, tensor in checkpoint.tensors():
+        matrix = read.matrix(name.removesuffix(".weight"), len(tensor), _num_columns(checkpoint, name))
+        yield name, tensor if matrix is None else matrix.read({"weight": tensor}).dequantize(torch.float32)
+
+
+def _num_columns(checkpoint: GGUFFile, name: str) -> int:
+    config = checkpoint.hf_config
+    heads = config["num_attention_heads"] * config["head_dim"]
+    return {"o_proj": heads, "down_proj": config["intermediate_size"]}.get(
+        name.split(".")[-2], config["hidden_size"]
+    )
 
 
 def test_tensors_are_those_of_the_folder(pair: tuple[Path, Path]) -> None:
@@ -100,7 +117,7 @@ def test_packed_tensors_are_what_ggml_makes_of_them(tmp_path: Path, name: str) -
     folder = tiny_models.make_tiny_model("llama", tmp_path)
     path = gguf_files.folder_to_gguf(folder, tmp_path / "packed.gguf", "llama", kind)
     config = json.loads((folder / "config.json").read_text())
-    for hf_name, values in GGUFFile(path).tensors():
+    for hf_name, values in dequantized(GGUFFile(path)):
         weights = load_file(folder / "model.safetensors")[hf_name].numpy()
         if weights.ndim == 2:
             # rows are quantized one by one, so their order does not matter to the numbers
@@ -132,7 +149,7 @@ def test_the_demo_model_equals_what_transformers_makes_of_it(
     checkpoint = GGUFFile(smollm2_gguf)
     expected = load_file(smollm2_folder / "model.safetensors")
     names = set()
-    for name, values in checkpoint.tensors():
+    for name, values in dequantized(checkpoint):
         names.add(name)
         assert torch.equal(values, expected[name]), name
     assert names == expected.keys()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
+    from inferplane.api.quant import QuantizedLinearKernel
 
 MANIFEST = PluginManifest(name="cpu", api=(2, 0), provides=("platform",))
 
@@ -68,6 +69,15 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_cpu.linear import LINEAR_KERNELS
 
     return LINEAR_KERNELS
+
+
+@hookimpl
+def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:
+    if device.platform != "cpu":
+        return []
+    from inferplane_cpu.quantized import QUANTIZED_KERNELS
+
+    return QUANTIZED_KERNELS
 
 
 @hookimpl

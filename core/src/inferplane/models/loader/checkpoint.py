@@ -38,6 +38,6 @@ class Checkpoint(Protocol):
         """Every tensor by its Hugging Face name, each read when its turn comes.
 
         Tensors may be views of the mapped file: take what is needed (a shard, another dtype) and let go. Packed
-        ones arrive as float32. ``progress`` shows a bar on stderr.
+        ones arrive as they are stored, which ``quantization_config`` explains. ``progress`` shows a bar on stderr.
         """
         ...

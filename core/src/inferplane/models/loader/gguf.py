@@ -13,7 +13,7 @@ from inferplane.models.loader.gguf_names import ROPE_TENSORS, restore_row_order
 from inferplane.models.loader.gguf_reader import GGUFReader, TensorEntry
 from inferplane.models.loader.lookahead import map_ahead
 from inferplane.models.loader.progress import with_progress
-from inferplane.quantization.ggml import Bytes, dequantize
+from inferplane.quantization.ggml import METHOD, TENSOR_TYPES, Bytes
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,15 @@ class GGUFFile:
 
     @cached_property
     def hf_config(self) -> dict[str, Any]:
-        return hf_config(self.reader)
+        config = hf_config(self.reader)
+        types = {
+            name.removesuffix(".weight"): entry.block_format.name
+            for name, entry in self._entries.items()
+            if entry.block_format.is_packed
+        }
+        if not types:
+            return config
+        return {**config, "quantization_config": {"quant_method": METHOD, TENSOR_TYPES: types}}
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
@@ -91,7 +99,7 @@ class GGUFFile:
             # a bias has one number per row
             data = restore_row_order(data.reshape(entry.shape[0], -1), self._heads(entry)).reshape(data.shape)
         if entry.block_format.is_packed:
-            return torch.from_numpy(dequantize(data, entry.block_format))
+            return torch.from_numpy(_contiguous(data))
         if self._architecture.norm_offset and self._architecture.is_norm(entry.name):
             return torch.from_numpy(_contiguous(data)).view(torch.float32) - self._architecture.norm_offset
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[entry.block_format.name]

@@ -1,0 +1,123 @@
+// Matrices that are multiplied by in their quantized form: packing, rows as they stand, and the product.
+#include "kernel.h"
+#include "quantized.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+namespace {
+
+// From here on the rows of activations outweigh widening the codes to bfloat16.
+constexpr int64_t kManyRows = 8;
+
+inline float widen_half(const uint8_t* from) {
+  uint16_t bits;
+  std::memcpy(&bits, from, 2);
+  return _cvtsh_ss(bits);
+}
+
+inline float read_scale(const uint8_t* from, int index, int scale_bytes) {
+  if (scale_bytes == 2) return widen_half(from + index * 2);
+  float value;
+  std::memcpy(&value, from + index * 4, 4);
+  return value;
+}
+
+inline void write_scale(uint8_t* to, int index, int scale_bytes, float value) {
+  if (scale_bytes == 2) {
+    uint16_t bits = uint16_t(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+    std::memcpy(to + index * 2, &bits, 2);
+  } else {
+    std::memcpy(to + index * 4, &value, 4);
+  }
+}
+
+void pack_strip(const QuantizedMatrix& w, int64_t first_row, const uint8_t* codes, int64_t row_bytes,
+                const float* scales, const float* minimums, uint8_t* strip) {
+  int columns = columns_per_word(w.bits);
+  int64_t num_groups = (w.in_features + w.group - 1) / w.group;
+  std::memset(strip, 0, size_t(w.strip_bytes));
+  for (int lane = 0; lane < kStrip && first_row + lane < w.out_features; ++lane) {
+    const uint8_t* row = codes + (first_row + lane) * row_bytes;
+    for (int64_t column = 0; column < w.in_features; ++column) {
+      uint32_t code = w.bits == 8 ? row[column] : (row[column / 2] >> (4 * (column & 1))) & 15u;
+      uint8_t* at = strip + (column / columns * kStrip + lane) * 4;
+      uint32_t word;
+      std::memcpy(&word, at, 4);
+      word |= code << column_shift(int(column % columns), w.bits);
+      std::memcpy(at, &word, 4);
+    }
+    for (int64_t group = 0; group < num_groups; ++group) {
+      int64_t from = (first_row + lane) * num_groups + group;
+      int to = int(group * kStrip + lane);
+      write_scale(strip + w.scale_offset, to, w.scale_bytes, scales[from]);
+      if (w.has_minimum) write_scale(strip + w.minimum_offset, to, w.scale_bytes, minimums[from]);
+    }
+  }
+}
+
+template <class Store>
+void read_row(const QuantizedMatrix& w, int64_t index, const Store& store) {
+  const uint8_t* strip = w.strips + index / kStrip * w.strip_bytes;
+  int lane = int(index % kStrip), columns = columns_per_word(w.bits);
+  uint32_t mask = (1u << w.bits) - 1;
+  float scale = 0, minimum = 0;
+  for (int64_t first = 0; first < w.in_features; first += columns) {
+    if (first % w.group == 0) {
+      int at = int(first / w.group * kStrip + lane);
+      scale = read_scale(strip + w.scale_offset, at, w.scale_bytes);
+      minimum = w.has_minimum ? read_scale(strip + w.minimum_offset, at, w.scale_bytes) : 0;
+    }
+    uint32_t word;
+    std::memcpy(&word, strip + (first / columns * kStrip + lane) * 4, 4);
+    int size = int(w.in_features - first < columns ? w.in_features - first : columns);
+    for (int column = 0; column < size; ++column) {
+      float code = float(int32_t((word >> column_shift(column, w.bits)) & mask) - w.zero);
+      store(first + column, code, scale, minimum);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inferplane::INFERPLANE_LEVEL
+
+// codes: [out_features, row_bytes], of 8 bits one a byte, of 4 bits two, the even column's in the low half; scales and
+// minimums: float32 [out_features, num_groups]. Writes w's strips, which `strips` points to.
+EXPORT(void, quantized_pack)
+(const inferplane::QuantizedMatrix* w, const uint8_t* codes, int64_t row_bytes, const float* scales,
+ const float* minimums, uint8_t* strips) {
+  using namespace inferplane;
+  using namespace inferplane::INFERPLANE_LEVEL;
+  parallel(int((w->out_features + kStrip - 1) / kStrip), [&](int strip, int) {
+    pack_strip(*w, int64_t(strip) * kStrip, codes, row_bytes, scales, minimums, strips + strip * w->strip_bytes);
+  });
+}
+
+// out: [num_rows, in_features], the rows of the matrix that index names. Product and sum are rounded one by one.
+EXPORT(void, quantized_rows)
+(const inferplane::QuantizedMatrix* w, const int64_t* index, int64_t num_rows, float* wide, uint16_t* out) {
+  using namespace inferplane;
+  using namespace inferplane::INFERPLANE_LEVEL;
+  constexpr int kRowsPerTask = 16;
+  parallel(int((num_rows + kRowsPerTask - 1) / kRowsPerTask), [&](int task, int) {
+    int64_t end = (task + 1) * int64_t(kRowsPerTask) < num_rows ? (task + 1) * int64_t(kRowsPerTask) : num_rows;
+    for (int64_t row = task * int64_t(kRowsPerTask); row < end; ++row)
+      read_row(*w, index[row], [&](int64_t column, float code, float scale, float minimum) {
+        float product = code * scale;
+        asm volatile("" : "+x"(product));  // or the compiler fuses the two into one rounding
+        float value = product + minimum;
+        if (wide != nullptr)
+          wide[row * w->in_features + column] = value;
+        else
+          out[row * w->in_features + column] = narrow(value);
+      });
+  });
+}
+
+// x: [num_rows, in_features] and out: [num_rows, out_features], contiguous.
+EXPORT(void, quantized_multiply)
+(const inferplane::QuantizedMatrix* w, const uint16_t* x, uint16_t* out, int64_t num_rows) {
+  using namespace inferplane::INFERPLANE_LEVEL;
+#if INFERPLANE_HAS_AMX
+  if (num_rows >= kManyRows) return multiply_many_rows(*w, x, out, num_rows);
+#endif
+  multiply_few_rows(*w, x, out, num_rows);
+}

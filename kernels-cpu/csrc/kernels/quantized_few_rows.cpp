@@ -1,0 +1,246 @@
+// Few rows of activations times a quantized matrix, in whole numbers: activations become 16-bit fixed point with a scale for
+// each unit of columns (which is 100 times finer than bfloat16 within a unit whose values are alike in size), a unit's products
+// are summed exactly, and the sums of units as float32. Every code is read once for up to kMaxRows rows: a stream.
+#include "kernel.h"
+#include "quantized.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+namespace {
+
+#if INFERPLANE_HAS_AVX512
+constexpr int kLanes = 16;
+constexpr int kMaxRows = 8;
+using Ints = __m512i;
+using Floats = __m512;
+inline Ints load_codes(const uint8_t* from) { return _mm512_load_si512(from); }
+template <int kShift, int kBits>
+inline Ints pair_of(Ints words) {
+  constexpr int kMask = (1 << kBits) - 1;
+  if constexpr (kShift > 0) words = _mm512_srli_epi16(words, kShift);
+  if constexpr (kShift + kBits < 16) words = _mm512_and_si512(words, _mm512_set1_epi16(kMask));
+  return words;
+}
+inline Ints add_products(Ints sum, Ints codes, int32_t pair) {
+#if INFERPLANE_HAS_AVX512_BF16
+  return _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(codes, _mm512_set1_epi32(pair)));
+#endif
+}
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints all_ints(int32_t value) { return _mm512_set1_epi32(value); }
+inline Floats all_floats(float value) { return _mm512_set1_ps(value); }
+inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats as_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
+template <bool kIsWide>
+inline Floats load_scales(const uint8_t* from) {
+  if constexpr (kIsWide) return _mm512_loadu_ps(from);
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
+#else
+constexpr int kLanes = 8;
+constexpr int kMaxRows = 4;
+using Ints = __m256i;
+using Floats = __m256;
+inline Ints load_codes(const uint8_t* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
+template <int kShift, int kBits>
+inline Ints pair_of(Ints words) {
+  constexpr int kMask = (1 << kBits) - 1;
+  if constexpr (kShift > 0) words = _mm256_srli_epi16(words, kShift);
+  if constexpr (kShift + kBits < 16) words = _mm256_and_si256(words, _mm256_set1_epi16(kMask));
+  return words;
+}
+inline Ints add_products(Ints sum, Ints codes, int32_t pair) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, _mm256_set1_epi32(pair)));
+}
+inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints all_ints(int32_t value) { return _mm256_set1_epi32(value); }
+inline Floats all_floats(float value) { return _mm256_set1_ps(value); }
+inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats as_floats(Ints values) { return _mm256_cvtepi32_ps(values); }
+template <bool kIsWide>
+inline Floats load_scales(const uint8_t* from) {
+  if constexpr (kIsWide) return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
+#endif
+
+// A row of activations in fixed point.
+struct FixedRow {
+  int16_t* values;  // [num_units * unit]
+  int32_t* start;   // [num_units]: what the zero of the codes takes from a unit's sum
+  float* scale;     // [num_units]
+  float* sum;       // [num_units]: of the unit's activations, for the minimums
+};
+
+struct FixedRows {
+  char* memory;
+  int64_t values_bytes, row_bytes;
+  int num_units;
+
+  FixedRows(const QuantizedMatrix& w, int64_t num_rows) : num_units(w.num_units) {
+    values_bytes = (int64_t(w.num_units) * w.unit * 2 + 63) / 64 * 64;
+    row_bytes = values_bytes + (int64_t(w.num_units) * 12 + 63) / 64 * 64;
+    memory = static_cast<char*>(thread_scratch(size_t(row_bytes * num_rows)));
+  }
+  FixedRow row(int64_t index) const {
+    char* at = memory + index * row_bytes;
+    auto start = reinterpret_cast<int32_t*>(at + values_bytes);
+    auto scale = reinterpret_cast<float*>(start + num_units);
+    return {reinterpret_cast<int16_t*>(at), start, scale, scale + num_units};
+  }
+};
+
+void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
+  for (int unit = 0; unit < w.num_units; ++unit) {
+    alignas(64) float wide[32];
+    int64_t begin = int64_t(unit) * w.unit;
+    int size = int(w.in_features - begin < w.unit ? w.in_features - begin : w.unit);
+    uint32_t largest = 0;
+    for (int i = 0; i < size; ++i) {
+      uint32_t magnitude = x[begin + i] & 0x7fffu;
+      largest = magnitude > largest ? magnitude : largest;
+      wide[i] = widen(x[begin + i]);
+    }
+    for (int i = size; i < w.unit; ++i) wide[i] = 0;
+    float scale = widen(bf16(largest)) * (1.0f / 32767);
+    // below this the inverse overflows, and the activations are 0 in any float16 or bfloat16 product
+    float inverse = scale > 1e-37f ? 1 / scale : 0;
+    int32_t sum = 0;
+    int16_t* values = out.values + begin;
+    if (largest >= 0x7f80) {  // infinite or not a number, which the result has to be as well
+      scale = __builtin_nanf("");
+      inverse = 0;
+      for (int i = 0; i < w.unit; ++i) wide[i] = 0;
+    }
+    for (int i = 0; i < w.unit; ++i) {
+      auto value = int32_t(__builtin_rintf(wide[i] * inverse));
+      values[i] = int16_t(value);
+      sum += value;
+    }
+    out.start[unit] = -w.zero * sum;
+    out.scale[unit] = scale;
+    out.sum[unit] = scale * float(sum);
+  }
+}
+
+template <int kBits, bool kIsWide, bool kHasMinimum, int kRows>
+void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_lane, const FixedRow* rows, float* out) {
+  constexpr int kColumns = 32 / kBits, kPairs = kColumns / 2;
+  constexpr int kChains = kRows <= 2 ? 2 : 1;
+  constexpr int kScaleBytes = kIsWide ? 4 : 2;
+  const uint8_t* codes = strip + first_lane * 4;
+  const uint8_t* scales = strip + w.scale_offset + first_lane * kScaleBytes;
+  const uint8_t* minimums = strip + w.minimum_offset + first_lane * kScaleBytes;
+  int words = w.unit / kColumns, units_per_group = w.group / w.unit, left = 0;
+  Floats total[kRows], scale = all_floats(0), minimum = all_floats(0);
+  for (int row = 0; row < kRows; ++row) total[row] = all_floats(0);
+  const int16_t* x[kRows];
+  for (int row = 0; row < kRows; ++row) x[row] = rows[row].values;
+  for (int unit = 0; unit < w.num_units; ++unit) {
+    if (left == 0) {
+      scale = load_scales<kIsWide>(scales);
+      scales += kStrip * kScaleBytes;
+      if (kHasMinimum) {
+        minimum = load_scales<kIsWide>(minimums);
+        minimums += kStrip * kScaleBytes;
+      }
+      left = units_per_group;
+    }
+    --left;
+    Ints sum[kRows][kChains];
+    for (int row = 0; row < kRows; ++row)
+      for (int chain = 0; chain < kChains; ++chain)
+        sum[row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
+    for (int word = 0; word < words; ++word) {
+      Ints packed = load_codes(codes);
+      codes += kStrip * 4;
+      auto add_pair = [&](Ints pair, int index) {
+        for (int row = 0; row < kRows; ++row) {
+          int32_t activations;
+          std::memcpy(&activations, x[row] + 2 * index, 4);
+          Ints& chain = sum[row][index % kChains];
+          chain = add_products(chain, pair, activations);
+        }
+      };
+      add_pair(pair_of<0, kBits>(packed), 0);
+      add_pair(pair_of<kBits, kBits>(packed), 1);
+      if constexpr (kPairs == 4) {
+        add_pair(pair_of<2 * kBits, kBits>(packed), 2);
+        add_pair(pair_of<3 * kBits, kBits>(packed), 3);
+      }
+      for (int row = 0; row < kRows; ++row) x[row] += kColumns;
+    }
+    for (int row = 0; row < kRows; ++row) {
+      Ints all = kChains == 1 ? sum[row][0] : add(sum[row][0], sum[row][kChains - 1]);
+      total[row] = multiply_add(as_floats(all), multiply(scale, all_floats(rows[row].scale[unit])), total[row]);
+      if (kHasMinimum) total[row] = multiply_add(minimum, all_floats(rows[row].sum[unit]), total[row]);
+    }
+  }
+  for (int row = 0; row < kRows; ++row) store(out + row * kStrip + first_lane, total[row]);
+}
+
+template <int kBits, bool kIsWide, bool kHasMinimum>
+void multiply_strip(const QuantizedMatrix& w, const uint8_t* strip, const FixedRow* rows, int num_rows, float* out) {
+  while (num_rows > 0) {
+    int taken = num_rows >= 8 && kMaxRows == 8 ? 8 : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+    for (int lane = 0; lane < kStrip; lane += kLanes) {
+      if (taken == 8)
+        multiply_lanes<kBits, kIsWide, kHasMinimum, kMaxRows>(w, strip, lane, rows, out);
+      else if (taken == 4)
+        multiply_lanes<kBits, kIsWide, kHasMinimum, 4>(w, strip, lane, rows, out);
+      else if (taken == 2)
+        multiply_lanes<kBits, kIsWide, kHasMinimum, 2>(w, strip, lane, rows, out);
+      else
+        multiply_lanes<kBits, kIsWide, kHasMinimum, 1>(w, strip, lane, rows, out);
+    }
+    rows += taken;
+    out += taken * kStrip;
+    num_rows -= taken;
+  }
+}
+
+using MultiplyStrip = void (*)(const QuantizedMatrix&, const uint8_t*, const FixedRow*, int, float*);
+
+MultiplyStrip strip_function(const QuantizedMatrix& w) {
+  int index = (w.bits == 8) * 4 + (w.scale_bytes == 4) * 2 + (w.has_minimum != 0);
+  constexpr MultiplyStrip kFunctions[] = {
+      multiply_strip<4, false, false>, multiply_strip<4, false, true>, multiply_strip<4, true, false>,
+      multiply_strip<4, true, true>,   multiply_strip<8, false, false>, multiply_strip<8, false, true>,
+      multiply_strip<8, true, false>,  multiply_strip<8, true, true>,
+  };
+  return kFunctions[index];
+}
+
+}  // namespace
+
+void multiply_few_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64_t num_rows) {
+  FixedRows fixed(w, num_rows);
+  if (num_rows < 32) {
+    for (int64_t row = 0; row < num_rows; ++row) fix_row(w, x + row * w.in_features, fixed.row(row));
+  } else {
+    parallel(int(num_rows), [&](int row, int) { fix_row(w, x + row * w.in_features, fixed.row(row)); });
+  }
+  MultiplyStrip multiply_strip = strip_function(w);
+  int num_strips = int((w.out_features + kStrip - 1) / kStrip);
+  int num_tasks = 4 * num_threads() < num_strips ? 4 * num_threads() : num_strips;
+  parallel(num_tasks, [&](int task, int) {
+    int begin = int(int64_t(num_strips) * task / num_tasks), end = int(int64_t(num_strips) * (task + 1) / num_tasks);
+    for (int64_t first = 0; first < num_rows; first += kRowsAtOnce) {
+      int taken = int(num_rows - first < kRowsAtOnce ? num_rows - first : kRowsAtOnce);
+      FixedRow rows[kRowsAtOnce];
+      for (int row = 0; row < taken; ++row) rows[row] = fixed.row(first + row);
+      for (int strip = begin; strip < end; ++strip) {
+        alignas(64) float sums[kRowsAtOnce * kStrip];
+        multiply_strip(w, w.strips + strip * w.strip_bytes, rows, taken, sums);
+        write_strip(w, strip, sums, kStrip, out + first * w.out_features, taken);
+      }
+    }
+  });
+}
+
+}  // namespace inferplane::INFERPLANE_LEVEL

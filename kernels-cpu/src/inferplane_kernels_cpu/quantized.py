@@ -1,0 +1,135 @@
+"""Products with a matrix that stays quantized: whole numbers of 4 or 8 bits, and a scale for each group of columns.
+
+Activations are bfloat16. For few rows every code is read once and multiplied as a whole number, by activations in
+16-bit fixed point; for many, where the processor has AMX, strips of the matrix become bfloat16 in cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+
+from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.pages import Pages
+
+_STRIP = 16
+_pages = Pages()
+
+
+class _Matrix(ctypes.Structure):
+    """``QuantizedMatrix`` of csrc/quantized_matrix.h."""
+
+    _fields_: ClassVar = [
+        ("strips", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out_features", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("strip_bytes", ctypes.c_int64),
+        ("scale_offset", ctypes.c_int64),
+        ("minimum_offset", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("zero", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("unit", ctypes.c_int32),
+        ("num_units", ctypes.c_int32),
+        ("scale_bytes", ctypes.c_int32),
+        ("has_minimum", ctypes.c_int32),
+    ]
+
+
+class QuantizedProduct:
+    """By ``[out_features, in_features]`` of ``(code - zero) * scale + minimum``, packed once.
+
+    ``codes``: uint8 ``[out_features, in_features]`` or, of 4 bits, ``[out_features, ceil(in_features / 2)]`` with the
+    even column in the low half of a byte. ``scale`` and ``minimum``: ``[out_features, ceil(in_features / group)]`` of a
+    float type; both are kept as float16 where that changes no number. ``group`` is a multiple of 16. ``bias``:
+    ``[out_features]``. ``at`` is a level of `native.LEVELS` other than the one in use.
+    """
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        minimum: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        *,
+        in_features: int,
+        bits: int,
+        zero: int,
+        group: int,
+        at: str | None = None,
+    ) -> None:
+        if bits not in (4, 8) or group % _STRIP:
+            raise ValueError(
+                f"packs 4 and 8 bits in groups of a multiple of 16, not {bits} in groups of {group}"
+            )
+        out_features, num_groups = scale.shape
+        unit = 32 if group % 32 == 0 else 16
+        num_units = -(-in_features // unit)
+        scale = scale.float().contiguous()
+        minimum = None if minimum is None else minimum.float().contiguous()
+        is_narrow = _fits_half(scale) and (minimum is None or _fits_half(minimum))
+        scale_bytes = 2 if is_narrow else 4
+        code_bytes, part_bytes = num_units * unit * _STRIP * bits // 8, num_groups * _STRIP * scale_bytes
+        strip_bytes = -(-(code_bytes + part_bytes * (1 if minimum is None else 2)) // 64) * 64
+        self._strips = _pages.take(-(-out_features // _STRIP) * strip_bytes)
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._matrix = _Matrix(
+            self._strips.data_ptr(),
+            _address(self._bias),
+            out_features,
+            in_features,
+            strip_bytes,
+            code_bytes,
+            code_bytes + part_bytes,
+            bits,
+            zero,
+            group,
+            unit,
+            num_units,
+            scale_bytes,
+            minimum is not None,
+        )
+        self._address = ctypes.addressof(self._matrix)
+        self._multiply = native.kernel("quantized_multiply", pointer, pointer, pointer, int64, at=at)
+        self._rows = native.kernel("quantized_rows", pointer, pointer, int64, pointer, pointer, at=at)
+        pack = native.kernel("quantized_pack", pointer, pointer, int64, pointer, pointer, pointer, at=at)
+        codes = codes.contiguous()
+        pack(
+            self._address,
+            codes.data_ptr(),
+            codes.shape[1],
+            scale.data_ptr(),
+            _address(minimum),
+            self._matrix.strips,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self._strips.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """bfloat16 ``[num_rows, in_features] -> [num_rows, out_features]``"""
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self._matrix.out_features)
+        self._multiply(self._address, x.data_ptr(), out.data_ptr(), x.shape[0])
+        return out
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Rows of the matrix, ``index: [n]`` int64 to ``[n, in_features]`` in bfloat16 or float32."""
+        index = index.contiguous()
+        out = torch.empty(len(index), self._matrix.in_features, dtype=dtype)
+        wide, narrow = (out.data_ptr(), None) if dtype == torch.float32 else (None, out.data_ptr())
+        self._rows(self._address, index.data_ptr(), len(index), wide, narrow)
+        return out
+
+
+def _fits_half(values: torch.Tensor) -> bool:
+    return bool(torch.equal(values.half().float(), values))
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
