@@ -1,5 +1,6 @@
 // Matrices that are multiplied by in their quantized form: packing, rows as they stand, and the product.
 #include "kernel.h"
+#include "program.h"
 #include "quantized.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
@@ -112,6 +113,8 @@ EXPORT(void, quantized_rows)
   });
 }
 
+RECORDABLE(quantized_rows)
+
 // x: [num_rows, in_features] and out: [num_rows, out_features], contiguous.
 EXPORT(void, quantized_multiply)
 (const inferplane::QuantizedMatrix* w, const uint16_t* x, uint16_t* out, int64_t num_rows) {
@@ -121,3 +124,4 @@ EXPORT(void, quantized_multiply)
 #endif
   multiply_few_rows(*w, x, out, num_rows);
 }
+RECORDABLE(quantized_multiply)

@@ -128,7 +128,7 @@ void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
   }
 }
 
-template <int kBits, bool kIsWide, bool kHasMinimum, int kRows>
+template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum, int kRows>
 void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_lane, const FixedRow* rows, float* out) {
   constexpr int kColumns = 32 / kBits, kPairs = kColumns / 2;
   constexpr int kChains = kRows <= 2 ? 2 : 1;
@@ -136,7 +136,8 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
   const uint8_t* codes = strip + first_lane * 4;
   const uint8_t* scales = strip + w.scale_offset + first_lane * kScaleBytes;
   const uint8_t* minimums = strip + w.minimum_offset + first_lane * kScaleBytes;
-  int words = w.unit / kColumns, units_per_group = w.group / w.unit, left = 0;
+  constexpr int kWords = kUnit / kColumns;
+  int units_per_group = w.group / kUnit, left = 0;
   Floats total[kRows], scale = all_floats(0), minimum = all_floats(0);
   for (int row = 0; row < kRows; ++row) total[row] = all_floats(0);
   const int16_t* x[kRows];
@@ -156,13 +157,13 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
     for (int row = 0; row < kRows; ++row)
       for (int chain = 0; chain < kChains; ++chain)
         sum[row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
-    for (int word = 0; word < words; ++word) {
-      Ints packed = load_codes(codes);
-      codes += kStrip * 4;
+#pragma GCC unroll 8
+    for (int word = 0; word < kWords; ++word) {
+      Ints packed = load_codes(codes + word * kStrip * 4);
       auto add_pair = [&](Ints pair, int index) {
         for (int row = 0; row < kRows; ++row) {
           int32_t activations;
-          std::memcpy(&activations, x[row] + 2 * index, 4);
+          std::memcpy(&activations, x[row] + word * kColumns + 2 * index, 4);
           Ints& chain = sum[row][index % kChains];
           chain = add_products(chain, pair, activations);
         }
@@ -173,8 +174,9 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
         add_pair(pair_of<2 * kBits, kBits>(packed), 2);
         add_pair(pair_of<3 * kBits, kBits>(packed), 3);
       }
-      for (int row = 0; row < kRows; ++row) x[row] += kColumns;
     }
+    codes += kWords * kStrip * 4;
+    for (int row = 0; row < kRows; ++row) x[row] += kUnit;
     for (int row = 0; row < kRows; ++row) {
       Ints all = kChains == 1 ? sum[row][0] : add(sum[row][0], sum[row][kChains - 1]);
       total[row] = multiply_add(as_floats(all), multiply(scale, all_floats(rows[row].scale[unit])), total[row]);
@@ -184,19 +186,21 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
   for (int row = 0; row < kRows; ++row) store(out + row * kStrip + first_lane, total[row]);
 }
 
-template <int kBits, bool kIsWide, bool kHasMinimum>
+template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum>
 void multiply_strip(const QuantizedMatrix& w, const uint8_t* strip, const FixedRow* rows, int num_rows, float* out) {
   while (num_rows > 0) {
-    int taken = num_rows >= 8 && kMaxRows == 8 ? 8 : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+    int taken = num_rows >= 8 && kMaxRows == 8 ? 8 : num_rows >= 4 ? 4 : num_rows;
     for (int lane = 0; lane < kStrip; lane += kLanes) {
       if (taken == 8)
-        multiply_lanes<kBits, kIsWide, kHasMinimum, kMaxRows>(w, strip, lane, rows, out);
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kMaxRows>(w, strip, lane, rows, out);
       else if (taken == 4)
-        multiply_lanes<kBits, kIsWide, kHasMinimum, 4>(w, strip, lane, rows, out);
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 4>(w, strip, lane, rows, out);
+      else if (taken == 3)
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 3>(w, strip, lane, rows, out);
       else if (taken == 2)
-        multiply_lanes<kBits, kIsWide, kHasMinimum, 2>(w, strip, lane, rows, out);
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 2>(w, strip, lane, rows, out);
       else
-        multiply_lanes<kBits, kIsWide, kHasMinimum, 1>(w, strip, lane, rows, out);
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 1>(w, strip, lane, rows, out);
     }
     rows += taken;
     out += taken * kStrip;
@@ -206,14 +210,16 @@ void multiply_strip(const QuantizedMatrix& w, const uint8_t* strip, const FixedR
 
 using MultiplyStrip = void (*)(const QuantizedMatrix&, const uint8_t*, const FixedRow*, int, float*);
 
+template <int kBits, int kUnit>
+MultiplyStrip of_scales(const QuantizedMatrix& w) {
+  if (w.scale_bytes == 2)
+    return w.has_minimum ? multiply_strip<kBits, kUnit, false, true> : multiply_strip<kBits, kUnit, false, false>;
+  return w.has_minimum ? multiply_strip<kBits, kUnit, true, true> : multiply_strip<kBits, kUnit, true, false>;
+}
+
 MultiplyStrip strip_function(const QuantizedMatrix& w) {
-  int index = (w.bits == 8) * 4 + (w.scale_bytes == 4) * 2 + (w.has_minimum != 0);
-  constexpr MultiplyStrip kFunctions[] = {
-      multiply_strip<4, false, false>, multiply_strip<4, false, true>, multiply_strip<4, true, false>,
-      multiply_strip<4, true, true>,   multiply_strip<8, false, false>, multiply_strip<8, false, true>,
-      multiply_strip<8, true, false>,  multiply_strip<8, true, true>,
-  };
-  return kFunctions[index];
+  if (w.bits == 4) return w.unit == 32 ? of_scales<4, 32>(w) : of_scales<4, 16>(w);
+  return w.unit == 32 ? of_scales<8, 32>(w) : of_scales<8, 16>(w);
 }
 
 }  // namespace
