@@ -13,15 +13,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from measuring import Measuring, adopt, randn
+from timing import num_buffers
+
+from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
+from inferplane_torch_accelerator.products import ManyRowsConfig, multiply_in_parts
 
 SHAPES = {
     "gate_up": (28672, 4096),
@@ -44,44 +49,11 @@ CONFIGS = (
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
-TABLES = Path(__file__).parents[2] / "kernels-cuda/src/inferplane_kernels_cuda/tuning"
-
-
-class Measuring:
-    """The entries found so far, and when to stop."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        self.kernels: dict[str, dict[str, Any]] = {
-            "skinny_matmul": {},
-            "skinny_matmul_gated": {},
-            "many_rows": {},
-        }
-
-    def time(self, what: str, calls: Sequence[Callable[[], object]]) -> float:
-        """Microseconds of one call; infinite where it fails or no time is left."""
-        from timing import seconds_per_call
-
-        if time.monotonic() > self._end:
-            return float("inf")
-        try:
-            micros = seconds_per_call(calls, budget_s=0.04) * 1e6
-        except Exception as error:
-            print(f"{what} FAILED {type(error).__name__}: {str(error)[:160]}", flush=True)
-            return float("inf")
-        print(f"{what} {micros:.1f} us", flush=True)
-        return micros
 
 
 def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *, gated: bool) -> None:
-    import torch
-    from timing import num_buffers
-
-    from inferplane_kernels_triton.activation import silu_and_mul
-    from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
-
     out, inner = shape
-    weights = [_randn(out, inner) for _ in range(min(8, num_buffers(2 * out * inner)))]
+    weights = [randn(out, inner) for _ in range(min(8, num_buffers(2 * out * inner)))]
     space = MatmulWorkspace.allocate(64, out, 4, weights[0].device)
     kernel = "skinny_matmul_gated" if gated else "skinny_matmul"
 
@@ -94,29 +66,25 @@ def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *
             partial(skinny_matmul, x, each, gated=gated, workspace=space, config=config) for each in weights
         ]
 
-    x = _randn(width, inner)
+    x = randn(width, inner)
     configs = [MatmulConfig(*each) for each in CONFIGS if not (gated and each[0] == 128)]
     times = {
         each: measuring.time(f"{kernel} {width}x{out}x{inner} {each}", ours(x, each)) for each in configs
     }
     best = min(configs, key=times.__getitem__)
     for rows in PADDED_ROWS[width]:
-        x, key = _randn(rows, inner), f"{rows}x{out}x{inner}"
+        x, key = randn(rows, inner), f"{rows}x{out}x{inner}"
         plain = measuring.time(
             f"library {key} gated={gated}", [partial(library, x, each) for each in weights]
         )
         if measuring.time(f"best {key}", ours(x, best)) < LEAST_GAIN * plain < float("inf"):
-            measuring.kernels[kernel][key] = dataclasses.asdict(best)
+            measuring.kernels.setdefault(kernel, {})[key] = dataclasses.asdict(best)
 
 
 def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
     """A transposed weight is only printed: it would be a second copy, as single rows need the other."""
-    import torch
-
-    from inferplane_torch_accelerator.products import ManyRowsConfig, multiply_in_parts
-
     out, inner = shape
-    weight, x, key = _randn(out, inner), _randn(MANY_ROWS, inner), f"{out}x{inner}"
+    weight, x, key = randn(out, inner), randn(MANY_ROWS, inner), f"{out}x{inner}"
     plain = measuring.time(f"many {key} one product", [partial(torch.nn.functional.linear, x, weight)])
     times = {}
     for parts in ((1, 2), (2, 1), (2, 2), (4, 1)):
@@ -127,23 +95,7 @@ def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
     measuring.time(f"many {key} transposed", [partial(torch.mm, x, weight.t().contiguous())])
     best = min(times, key=times.__getitem__)
     if times[best] < LEAST_GAIN * plain < float("inf"):
-        measuring.kernels["many_rows"][key] = dataclasses.asdict(best)
-
-
-def _randn(*shape: int) -> Any:
-    import torch
-
-    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=0.05)
-
-
-def adopt(found: Path) -> None:
-    """Replaces the table's kernels by those of the file."""
-    measured = json.loads(found.read_text())
-    path = TABLES / f"sm{measured['capability']}.json"
-    table = json.loads(path.read_text())
-    table["kernels"] |= {kernel: entries for kernel, entries in measured["kernels"].items() if entries}
-    path.write_text(json.dumps(table, indent=2) + "\n")
-    print(f"wrote {path}")
+        measuring.kernels.setdefault("many_rows", {})[key] = dataclasses.asdict(best)
 
 
 def main() -> None:
@@ -157,21 +109,13 @@ def main() -> None:
     if args.adopt:
         adopt(args.adopt)
         return
-    import torch
-
     measuring = Measuring(args.seconds)
     for name in ("gate_up", "down", "qkv", "o"):
         measure_many_rows(measuring, SHAPES[name])
     for width, (name, shape) in itertools.product(PADDED_ROWS, SHAPES.items()):
         measure_few_rows(measuring, shape, width, gated=name == "gate_up")
         torch.cuda.empty_cache()
-    args.out.mkdir(parents=True, exist_ok=True)
-    found = {
-        "capability": "".join(map(str, torch.cuda.get_device_capability())),
-        "kernels": measuring.kernels,
-    }
-    (args.out / "products.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found))
+    measuring.write(args.out / "products.json")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,13 @@ def test_decode(num_splits: int, variant: str, device: torch.device):
     check_decode(step, variant_of(variant, 4, device), num_splits, DecodeConfig(keys=16))
 
 
+def test_more_splits_than_a_sequence_has_tiles(device: torch.device):
+    """Most programs have nothing to do, of the shortest sequence all but one; twice, for the counters."""
+    step = make_paged([1] * 4, [1, 16, 17, 70], dtype=torch.float32, device=device, **SMALL)
+    check_decode(step, {}, 8, DecodeConfig(keys=16), num_launches=2)
+    check_decode(step, variant_of("window", 4, device), 8, DecodeConfig(keys=16), num_launches=2)
+
+
 def test_a_second_launch_finds_the_counters_as_the_first_one_left_them(device: torch.device):
     step = make_paged([1], [40], dtype=torch.float32, device=device, **SMALL)
     check_decode(step, {}, 2, DecodeConfig(keys=16), num_launches=2)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferplane_kernels_triton import moe_routing
+from inferplane_kernels_triton import moe_sort
 from inferplane_kernels_triton.moe_experts import ACTIVATIONS, ExpertsConfig, fused_experts
-from inferplane_kernels_triton.moe_routing import sort_by_expert, topk_softmax
+from inferplane_kernels_triton.moe_one_token import OneTokenConfig
+from inferplane_kernels_triton.moe_routing import topk_softmax
+from inferplane_kernels_triton.moe_sort import sort_by_expert
 from kernel_checks import MATRIX_DTYPES, assert_close, gpu
 
 SMALL = ExpertsConfig(16, 16, 32, 4, 1)
@@ -29,10 +31,13 @@ def test_topk_softmax(num_tokens: int, num_experts: int, top_k: int, renormalize
 def test_sort_by_expert(
     first_expert: int, max_compared: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(moe_routing, "MAX_COMPARED", max_compared)
+    monkeypatch.setattr(moe_sort, "MAX_COMPARED", max_compared)
+    monkeypatch.setattr(moe_sort, "BLOCK", 8)
+    monkeypatch.setattr(moe_sort, "BLOCKS_AT_ONCE", 2)
     ids = torch.randint(0, 7, (9, 3), dtype=torch.int32, device=device)
     order, starts = sort_by_expert(ids, 4, first_expert)
     assert sorted(order.tolist()) == list(range(27))
+    assert starts[0] == 0
     for expert in range(4):
         mine = order[starts[expert] : starts[expert + 1]]
         assert mine.tolist() == (ids.flatten() == expert + first_expert).nonzero().flatten().tolist()
@@ -58,6 +63,8 @@ def check(
     activation: str = "silu",
     has_bias: bool = False,
     first_expert: int = 0,
+    one_token: tuple[OneTokenConfig, OneTokenConfig] | None = None,
+    down_config: ExpertsConfig | None = None,
 ) -> None:
     num_experts, top_k, hidden, inner = shape
     x = torch.randn(num_tokens, hidden + 8, device=device).to(dtype)[:, 8:]
@@ -70,6 +77,7 @@ def check(
     got = fused_experts(
         x, weights, ids, w13, w2, activation=activation, w13_bias=b13, w2_bias=b2, first_expert=first_expert,
         swiglu_alpha=ALPHA, swiglu_limit=LIMIT, config=config,
+        one_token=one_token, down_config=down_config,
     )  # fmt: skip
     want = torch.zeros(num_tokens, hidden, dtype=torch.float64, device=device)
     local = ids - first_expert
@@ -91,6 +99,29 @@ def test_fused_experts(num_tokens: int, dtype: torch.dtype, device: torch.device
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_biases(activation: str, device: torch.device):
     check(3, (4, 2, 32, 16), torch.float32, device, SMALL, activation=activation, has_bias=True)
+
+
+def test_each_product_has_a_configuration_of_its_own(device: torch.device):
+    check(20, (4, 2, 40, 24), torch.float32, device, SMALL, down_config=ExpertsConfig(32, 32, 16, 4, 1))
+
+
+ONE_TOKEN = (OneTokenConfig(4, 16), OneTokenConfig(8, 32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 40, 24), (6, 3, 30, 18)], ids=str)
+def test_a_single_token(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
+    check(1, shape, dtype, device, None, one_token=ONE_TOKEN)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("first_expert", [0, 4])
+def test_a_single_token_in_every_way(first_expert: int, activation: str, device: torch.device):
+    """On another rank only some of its experts are here, or none."""
+    check(
+        1, (4, 3, 32, 16), torch.float32, device, None, activation=activation, has_bias=True,
+        first_expert=first_expert, one_token=ONE_TOKEN,
+    )  # fmt: skip
 
 
 def test_experts_of_another_rank_add_nothing(device: torch.device):

@@ -17,6 +17,20 @@ def silu(x):
 
 
 @triton.jit
+def gated_activation(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    """``silu``, ``gelu_tanh`` or ``clamped_swiglu`` of gate and up in float32, as the op ``fused_experts`` has them."""
+    if ACTIVATION == "silu":
+        return silu(gate) * up
+    elif ACTIVATION == "gelu_tanh":
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        return gate * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0)) * up
+    else:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+
+
+@triton.jit
 def _silu_and_mul(x_ptr, out_ptr, x_row, dim, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program makes BLOCK columns of one row."""
     row = tl.program_id(0).to(tl.int64)

@@ -120,12 +120,12 @@ def _skinny_matmul(tuning: TuningTable) -> None:
 
 
 def _experts(tuning: TuningTable) -> None:
-    for num_tokens in (8, 4096):
+    for num_tokens in (1, 8, 4096):
         weights, ids = topk_softmax(_meta(num_tokens, 128), 8, True)
         config = ExpertsConfig.default(8 * num_tokens, 128, BF16)
         config = tuning.config("fused_experts", (num_tokens, 128, 2048, 768), config)
         x, w13, w2 = _meta(num_tokens, 2048), _meta(128, 1536, 2048), _meta(128, 2048, 768)
-        fused_experts(x, weights, ids, w13, w2, config=config)
+        fused_experts(x, weights, ids, w13, w2, config=config if num_tokens > 1 else None)
 
 
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:

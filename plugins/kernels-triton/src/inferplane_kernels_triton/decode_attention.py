@@ -76,42 +76,42 @@ def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_pr
 
 @triton.jit
 def _range_of_split(seq_len, window, split, num_splits, HAS_WINDOW: tl.constexpr, KEYS: tl.constexpr):
-    """The keys of one split, (first, last): tiles that hold anything visible, dealt out evenly."""
+    """(first, last, used): the keys of one split, and how many splits have any. Tiles with anything visible are dealt
+    out evenly."""
     first_tile = 0
     if HAS_WINDOW:
         first_tile = tl.maximum(seq_len - window, 0) // KEYS
     num_tiles = tl.cdiv(seq_len, KEYS) - first_tile
     tiles_per_split = tl.cdiv(num_tiles, num_splits)
     first = (first_tile + split * tiles_per_split) * KEYS
-    return first, tl.minimum(seq_len, first + tiles_per_split * KEYS)
+    return first, tl.minimum(seq_len, first + tiles_per_split * KEYS), tl.cdiv(num_tiles, tiles_per_split)
 
 
 @triton.jit
 def _combine(
-    partial_ptr, sums_ptr, rows, row_mask,
-    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    partial_ptr, sums_ptr, rows, row_mask, num_used,
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the splits of ``rows``: returns (acc, largest, total) as if one program had seen all keys."""
+    """Adds up the used splits of ``rows``: returns (acc, largest, total) as if one program had seen all keys.
+
+    The sums come first and together, so that the partial results, which are many more, wait for nothing but memory.
+    """
     columns = tl.arange(0, DIM)
+    splits = tl.arange(0, WIDTH)
     mask = row_mask[:, None] & (columns < HEAD_DIM)[None, :]
+    # Around the first-level cache, which does not see what other processors wrote.
+    sums = sums_ptr + (rows[:, None] * SPLITS + splits[None, :]) * 2
+    is_used = row_mask[:, None] & (splits < num_used)[None, :]
+    part_largest = tl.load(sums, mask=is_used, other=float("-inf"), cache_modifier=".cg")
+    part_total = tl.load(sums + 1, mask=is_used, other=0.0, cache_modifier=".cg")
+    largest = tl.max(part_largest, axis=1)
+    shrink = tl.exp2(part_largest - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
-    largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((ROWS,), dtype=tl.float32)
-    for split in range(SPLITS):
-        # Around the first-level cache, which does not see what other processors wrote.
-        where = rows * SPLITS + split
-        part_largest = tl.load(sums_ptr + where * 2, mask=row_mask, other=0.0, cache_modifier=".cg")
-        part_total = tl.load(sums_ptr + where * 2 + 1, mask=row_mask, other=0.0, cache_modifier=".cg")
-        part_ptr = partial_ptr + where[:, None] * HEAD_DIM + columns[None, :]
+    for split in tl.range(0, num_used, loop_unroll_factor=4):
+        part_ptr = partial_ptr + (rows * SPLITS + split)[:, None] * HEAD_DIM + columns[None, :]
         part = tl.load(part_ptr, mask=mask, other=0.0, cache_modifier=".cg")
-        new_largest = tl.maximum(largest, part_largest)
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        shrink = tl.exp2(largest - base)
-        part_shrink = tl.exp2(part_largest - base)
-        acc = acc * shrink[:, None] + part * part_shrink[:, None]
-        total = total * shrink + part_total * part_shrink
-        largest = new_largest
-    return acc, largest, total
+        acc += part * tl.sum(tl.where((splits == split)[None, :], shrink, 0.0), axis=1)[:, None]
+    return acc, largest, tl.sum(part_total * shrink, axis=1)
 
 
 @triton.jit(do_not_specialize=["table_row"])
@@ -121,7 +121,8 @@ def _decode_attention(
     v_scales_ptr, soft_cap, window,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one request, one split of its keys."""
     kv_head = tl.program_id(0)
@@ -139,7 +140,7 @@ def _decode_attention(
     q = tl.load(q_rows, mask=mask, other=0.0)
     if HAS_SCALES:
         scale = scale * tl.load(k_scales_ptr + kv_head)
-    first, last = _range_of_split(seq_len, window, split, SPLITS, HAS_WINDOW, KEYS)
+    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, HAS_WINDOW, KEYS)
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
@@ -149,20 +150,23 @@ def _decode_attention(
         v_ptr + kv_head * cache_head, cache_block, cache_slot, first, last, scale, soft_cap, window, HEAD_DIM,
         BLOCK_SIZE, HAS_CAP, HAS_WINDOW, True, KEYS, DIM, STAGES,
     )  # fmt: skip
-    is_last = True
-    if SPLITS > 1:
-        rows = request * num_kv_heads * GROUP_SIZE + heads
-        where = rows * SPLITS + split
-        tl.store(partial_ptr + where[:, None] * HEAD_DIM + columns[None, :], acc, mask=mask)
-        tl.store(sums_ptr + where * 2, largest, mask=row_mask)
-        tl.store(sums_ptr + where * 2 + 1, total, mask=row_mask)
-        # All threads have written before one of them announces it; the counter orders the writes for who reads it.
-        tl.debug_barrier()
-        arrived = arrived_ptr + request * num_kv_heads + kv_head
-        is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == SPLITS - 1
-        if is_last:
-            tl.store(arrived, 0)
-            acc, largest, total = _combine(partial_ptr, sums_ptr, rows, row_mask, HEAD_DIM, SPLITS, ROWS, DIM)
+    is_last = (split == 0) & (num_used == 1)
+    if SPLITS > 1:  # noqa: SIM102 - a constant, and values of the device
+        if (num_used > 1) & (split < num_used):
+            rows = request * num_kv_heads * GROUP_SIZE + heads
+            where = rows * SPLITS + split
+            tl.store(partial_ptr + where[:, None] * HEAD_DIM + columns[None, :], acc, mask=mask)
+            tl.store(sums_ptr + where * 2, largest, mask=row_mask)
+            tl.store(sums_ptr + where * 2 + 1, total, mask=row_mask)
+            # All threads have written before one of them announces it; the counter orders the writes for who reads.
+            tl.debug_barrier()
+            arrived = arrived_ptr + request * num_kv_heads + kv_head
+            is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == num_used - 1
+            if is_last:
+                tl.store(arrived, 0)
+                acc, largest, total = _combine(
+                    partial_ptr, sums_ptr, rows, row_mask, num_used, HEAD_DIM, SPLITS, WIDTH, ROWS, DIM
+                )
     if is_last:
         sinks = tl.zeros((ROWS,), dtype=tl.float32)
         if HAS_SINKS:
@@ -226,7 +230,8 @@ def decode_attention(
             scale, k_scales, v_scales, soft_cap or 0.0, window or 0,
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
             HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
-            SPLITS=num_splits, ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
+            SPLITS=num_splits, WIDTH=triton.next_power_of_2(num_splits),
+            ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
             DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),
         )  # fmt: skip

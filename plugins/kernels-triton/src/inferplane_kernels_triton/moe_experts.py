@@ -13,16 +13,17 @@ import torch
 import triton
 import triton.language as tl
 
-from inferplane_kernels_triton.activation import silu
+from inferplane_kernels_triton.activation import gated_activation
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
-from inferplane_kernels_triton.moe_routing import sort_by_expert
+from inferplane_kernels_triton.moe_one_token import OneTokenConfig, experts_of_one_token
+from inferplane_kernels_triton.moe_sort import sort_by_expert
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
 
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """How both products are launched."""
+    """How a product of many tokens is launched."""
 
     tokens: int = 16
     """Pairs of one expert in one program."""
@@ -40,20 +41,6 @@ class ExpertsConfig:
         if num_pairs <= 32 * num_experts:
             return cls()
         return cls(64, 64, 64, 4, 3) if num_pairs <= 128 * num_experts else cls(128, 64, 64, 8, 3)
-
-
-@triton.jit
-def _gate(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
-    """The gated activation in float32; see ``EXPERT_ACTIVATIONS`` of whoever calls: the three of `ACTIVATIONS`."""
-    if ACTIVATION == "silu":
-        return silu(gate) * up
-    elif ACTIVATION == "gelu_tanh":
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        return gate * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0)) * up
-    else:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
 
 
 @triton.jit
@@ -110,7 +97,7 @@ def _expert_product(
             if GATED:
                 up_acc += tl.load(biases + num_out, mask=row_mask, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            acc = _gate(acc, up_acc, alpha, limit, ACTIVATION)
+            acc = gated_activation(acc, up_acc, alpha, limit, ACTIVATION)
         else:
             acc *= tl.load(topk_weights_ptr + pairs, mask=exists, other=0.0)[None, :]
         cells = targets[None, :] * num_out + rows[:, None]
@@ -148,6 +135,8 @@ def fused_experts(
     swiglu_alpha: float = 1.702,
     swiglu_limit: float = 7.0,
     config: ExpertsConfig | None = None,
+    down_config: ExpertsConfig | None = None,
+    one_token: tuple[OneTokenConfig, OneTokenConfig] | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Each token through its experts, gated feed-forward networks, summed by its weights.
@@ -158,6 +147,9 @@ def fused_experts(
     the experts from ``first_expert`` on; an id of any other adds nothing. ``activation`` is one of `ACTIVATIONS`;
     ``swiglu_alpha`` and ``swiglu_limit`` belong to ``clamped_swiglu``. Returns a new ``[num_tokens, hidden]`` in x's
     dtype. Nothing is read back to the host.
+
+    ``config`` is of the product with gate and up, ``down_config`` of the other one, by default the same. A single token
+    has kernels of its own, with ``one_token`` for the two products, unless there is a ``config``.
     """
     require_unit_stride(x=x, w13=w13, w2=w2)
     if activation not in ACTIVATIONS:
@@ -165,6 +157,12 @@ def fused_experts(
     num_tokens, top_k = topk_ids.shape
     num_experts, hidden, inner = w2.shape
     num_pairs = num_tokens * top_k
+    if num_tokens == 1 and config is None:
+        return experts_of_one_token(
+            x, topk_weights, topk_ids, w13, w2, activation=activation, w13_bias=w13_bias, w2_bias=w2_bias,
+            first_expert=first_expert, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit,
+            configs=one_token or (OneTokenConfig.for_gate_and_up(), OneTokenConfig.for_down()), pdl=pdl,
+        )  # fmt: skip
     out = torch.empty((num_tokens, hidden), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
@@ -172,18 +170,18 @@ def fused_experts(
     order, starts = sort_by_expert(topk_ids, num_experts, first_expert, pdl=pdl)
     gated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     weighted = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
-    tiles = min(num_pairs, num_pairs // config.tokens + num_experts)
-    for source, weight, bias, target, is_gated in (
-        (x, w13, w13_bias, gated, True),
-        (gated, w2, w2_bias, weighted, False),
+    for source, weight, bias, target, is_gated, tile in (
+        (x, w13, w13_bias, gated, True, config),
+        (gated, w2, w2_bias, weighted, False, down_config or config),
     ):
-        _expert_product[(triton.cdiv(target.shape[1], config.rows), tiles)](
+        tiles = min(num_pairs, num_pairs // tile.tokens + num_experts)
+        _expert_product[(triton.cdiv(target.shape[1], tile.rows), tiles)](
             source, weight, bias, target, order, starts, topk_weights, source.stride(0), weight.stride(0),
             weight.stride(1), target.shape[1], swiglu_alpha, swiglu_limit,
             IN=weight.shape[2], TOP_K=top_k, NUM_EXPERTS=num_experts, EXPERTS=triton.next_power_of_2(num_experts),
-            GATED=is_gated, ACTIVATION=activation, HAS_BIAS=bias is not None, TOKENS=config.tokens,
-            ROWS=config.rows, COLUMNS=config.columns, STAGES=config.num_stages, PDL=pdl,
-            **options(pdl, num_warps=config.num_warps),
+            GATED=is_gated, ACTIVATION=activation, HAS_BIAS=bias is not None, TOKENS=tile.tokens,
+            ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.num_stages, PDL=pdl,
+            **options(pdl, num_warps=tile.num_warps),
         )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(num_tokens, triton.cdiv(hidden, block))](

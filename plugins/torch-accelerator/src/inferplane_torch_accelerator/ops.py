@@ -20,13 +20,15 @@ def triton_ops(launch: Launch) -> list[OpImpl]:
         return []
     from inferplane_kernels_triton.activation import silu_and_mul
     from inferplane_kernels_triton.best_token import best_token
-    from inferplane_kernels_triton.moe_experts import fused_experts
     from inferplane_kernels_triton.moe_routing import topk_softmax
     from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
     from inferplane_kernels_triton.rotary import rotary
+    from inferplane_torch_accelerator.experts import tuned_experts
 
-    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, fused_experts, best_token)
-    return [OpImpl(kernel.__name__, _launched(kernel, launch), PROVIDER, priority=10) for kernel in kernels]
+    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, best_token)
+    functions = {kernel.__name__: _launched(kernel, launch) for kernel in kernels}
+    functions["fused_experts"] = tuned_experts(launch)
+    return [OpImpl(name, function, PROVIDER, priority=10) for name, function in functions.items()]
 
 
 def _launched(kernel: Callable[..., Any], launch: Launch) -> Callable[..., Any]:

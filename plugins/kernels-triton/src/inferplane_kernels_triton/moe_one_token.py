@@ -1,0 +1,149 @@
+"""A mixture's experts for a single token, which are as fast as the weights of its few experts can be read.
+
+Nothing is sorted: the pairs of token and expert are few, and each has its own rows of the first product. A program of
+the second one goes through all pairs, so that their sum over the experts never leaves its registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from inferplane_kernels_triton.activation import gated_activation
+from inferplane_kernels_triton.launch import begin, options
+
+
+@dataclass(frozen=True)
+class OneTokenConfig:
+    """How one of the two products is launched."""
+
+    rows: int = 4
+    """Rows of the weight in one program (pairs of rows in the gated product)."""
+    columns: int = 1024
+    """Columns that a program handles at a time."""
+    num_warps: int = 4
+
+    @classmethod
+    def for_gate_and_up(cls) -> OneTokenConfig:
+        return cls()
+
+    @classmethod
+    def for_down(cls) -> OneTokenConfig:
+        """Its rows are short, and each program reads some of every expert."""
+        return cls(rows=8, columns=256)
+
+
+@triton.jit
+def _gate_and_up(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, ids_ptr, weight_expert, weight_row, num_out, first_expert, alpha, limit,
+    IN: tl.constexpr, NUM_EXPERTS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program makes ROWS numbers of one pair."""
+    pair = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = rows < num_out
+    begin(PDL)
+    expert = tl.load(ids_ptr + pair) - first_expert
+    if (expert >= 0) & (expert < NUM_EXPERTS):
+        row_starts = expert.to(tl.int64) * weight_expert + rows.to(tl.int64)[:, None] * weight_row
+        up_ptr = weight_ptr + tl.cast(num_out, tl.int64) * weight_row
+        gate_acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        up_acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in tl.static_range(0, IN, COLUMNS):
+            columns = start + tl.arange(0, COLUMNS)
+            mask = row_mask[:, None] & (columns < IN)[None, :]
+            cells = row_starts + columns[None, :]
+            gate = tl.load(weight_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+            up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptr + columns, mask=columns < IN, other=0.0).to(tl.float32)[None, :]
+            gate_acc += gate.to(tl.float32) * x
+            up_acc += up.to(tl.float32) * x
+        gate_sum = tl.sum(gate_acc, axis=1)
+        up_sum = tl.sum(up_acc, axis=1)
+        if HAS_BIAS:
+            biases = bias_ptr + expert * num_out * 2 + rows
+            gate_sum += tl.load(biases, mask=row_mask, other=0.0).to(tl.float32)
+            up_sum += tl.load(biases + num_out, mask=row_mask, other=0.0).to(tl.float32)
+        made = gated_activation(gate_sum, up_sum, alpha, limit, ACTIVATION)
+        tl.store(out_ptr + pair * num_out + rows, made.to(out_ptr.dtype.element_ty), mask=row_mask)
+
+
+@triton.jit
+def _down_and_sum(
+    gated_ptr, weight_ptr, bias_ptr, out_ptr, ids_ptr, topk_weights_ptr, weight_expert, weight_row, num_out,
+    first_expert,
+    IN: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program makes ROWS numbers of the result. An expert elsewhere is read as the first one here, times 0."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_mask = rows < num_out
+    begin(PDL)
+    acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    biases = tl.zeros((ROWS,), dtype=tl.float32)
+    for pair in tl.static_range(TOP_K):
+        expert = tl.load(ids_ptr + pair) - first_expert
+        is_here = (expert >= 0) & (expert < NUM_EXPERTS)
+        share = tl.where(is_here, tl.load(topk_weights_ptr + pair), 0.0)
+        expert = tl.where(is_here, expert, 0)
+        row_starts = expert.to(tl.int64) * weight_expert + rows.to(tl.int64)[:, None] * weight_row
+        for start in tl.static_range(0, IN, COLUMNS):
+            columns = start + tl.arange(0, COLUMNS)
+            mask = row_mask[:, None] & (columns < IN)[None, :]
+            weight = tl.load(
+                weight_ptr + row_starts + columns[None, :],
+                mask=mask,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+            # what the first product did not write may be anything, so that a factor of 0 would not be enough
+            gated = tl.load(gated_ptr + pair * IN + columns, mask=(columns < IN) & is_here, other=0.0)
+            acc += weight.to(tl.float32) * (gated.to(tl.float32) * share)[None, :]
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + expert * num_out + rows, mask=row_mask, other=0.0)
+            biases += bias.to(tl.float32) * share
+    total = tl.sum(acc, axis=1) + biases
+    tl.store(out_ptr + rows, total.to(out_ptr.dtype.element_ty), mask=row_mask)
+
+
+def experts_of_one_token(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    *,
+    activation: str,
+    w13_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+    first_expert: int,
+    swiglu_alpha: float,
+    swiglu_limit: float,
+    configs: tuple[OneTokenConfig, OneTokenConfig],
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`fused_experts` for ``x: [1, hidden]``, whose arguments these are, checked already; ``configs`` are those of the
+    product with gate and up, and of the one down."""
+    top_k = topk_ids.shape[1]
+    num_experts, hidden, inner = w2.shape
+    first, second = configs
+    gated = torch.empty((top_k, inner), dtype=x.dtype, device=x.device)
+    _gate_and_up[(triton.cdiv(inner, first.rows), top_k)](
+        x, w13, w13_bias, gated, topk_ids, w13.stride(0), w13.stride(1), inner, first_expert, swiglu_alpha,
+        swiglu_limit,
+        IN=hidden, NUM_EXPERTS=num_experts, ACTIVATION=activation, HAS_BIAS=w13_bias is not None, ROWS=first.rows,
+        COLUMNS=min(first.columns, triton.next_power_of_2(hidden)), PDL=pdl,
+        **options(pdl, num_warps=first.num_warps),
+    )  # fmt: skip
+    out = torch.empty((1, hidden), dtype=x.dtype, device=x.device)
+    _down_and_sum[(triton.cdiv(hidden, second.rows),)](
+        gated, w2, w2_bias, out, topk_ids, topk_weights, w2.stride(0), w2.stride(1), hidden, first_expert,
+        IN=inner, TOP_K=top_k, NUM_EXPERTS=num_experts, HAS_BIAS=w2_bias is not None, ROWS=second.rows,
+        COLUMNS=min(second.columns, triton.next_power_of_2(inner)), PDL=pdl,
+        **options(pdl, num_warps=second.num_warps),
+    )  # fmt: skip
+    return out

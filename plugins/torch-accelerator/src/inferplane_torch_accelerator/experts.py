@@ -1,0 +1,56 @@
+"""The experts of a mixture by the portable kernels, launched as was measured for their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
+
+import torch
+
+from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
+from inferplane_kernels_triton.moe_one_token import OneTokenConfig
+from inferplane_torch_accelerator.launch import Launch
+
+KEPT_SHAPES = 1024
+"""Numbers of tokens whose configurations are remembered: every layer of a step asks for the same."""
+
+
+def tuned_experts(launch: Launch) -> Callable[..., torch.Tensor]:
+    """The op ``fused_experts``."""
+
+    @lru_cache(maxsize=KEPT_SHAPES)
+    def configs(
+        num_tokens: int, num_pairs: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Any]:
+        """``shape``: experts, hidden, inner."""
+        like = torch.empty(0, dtype=dtype, device=device)
+        num_experts, hidden, inner = shape
+        if num_tokens == 1:
+            gated, down = (
+                launch.config(kernel, (inner, hidden), default, like)
+                for kernel, default in (
+                    ("one_token_experts", OneTokenConfig.for_gate_and_up()),
+                    ("one_token_experts_down", OneTokenConfig.for_down()),
+                )
+            )
+            return {"one_token": (gated, down)}
+        default = ExpertsConfig.default(num_pairs, num_experts, dtype)
+        config = launch.config("fused_experts", (num_tokens, *shape), default, like)
+        down_config = launch.config("fused_experts_down", (num_tokens, *shape), config, like)
+        return {"config": config, "down_config": down_config}
+
+    @wraps(fused_experts)
+    def call(
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        num_experts, hidden, inner = w2.shape
+        tuned = configs(len(x), topk_ids.numel(), (num_experts, hidden, inner), x.dtype, x.device)
+        return fused_experts(x, topk_weights, topk_ids, w13, w2, **options, **tuned, pdl=launch.pdl(x.device))
+
+    return call
