@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +18,17 @@ TABLES = Path(__file__).parents[2] / "kernels-cuda/src/inferplane_kernels_cuda/t
 class Measuring:
     """The entries found so far, and when to stop."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
+        self._end = 0.0
+        self._kernels: dict[str, dict[str, dict[str, Any] | None]] = {}
+
+    def start(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self.kernels: dict[str, dict[str, Any]] = {}
-        """Fields of a configuration, by kernel and shape."""
+
+    def keep(self, kernel: str, shape: str, config: Any) -> None:
+        """A dataclass that was the fastest, or None where no entry is better than any."""
+        entry = None if config is None else dataclasses.asdict(config)
+        self._kernels.setdefault(kernel, {})[shape] = entry
 
     @property
     def is_over(self) -> bool:
@@ -41,18 +49,20 @@ class Measuring:
     def write(self, file: Path) -> None:
         """Also prints it, for whoever has the output alone."""
         capability = "".join(map(str, torch.cuda.get_device_capability()))
-        found = {"capability": capability, "kernels": self.kernels}
+        found = {"capability": capability, "kernels": self._kernels}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found, indent=2) + "\n")
         print(json.dumps(found), flush=True)
 
 
 def adopt(found: Path) -> None:
-    """Replaces the shipped table's kernels by those of a file that `Measuring.write` made."""
+    """Puts what is in a file that `Measuring.write` made into the shipped table; other entries stay."""
     measured = json.loads(found.read_text())
     path = TABLES / f"sm{measured['capability']}.json"
     table = json.loads(path.read_text())
-    table["kernels"] |= {kernel: entries for kernel, entries in measured["kernels"].items() if entries}
+    for kernel, entries in measured["kernels"].items():
+        known = table["kernels"].get(kernel, {}) | entries
+        table["kernels"][kernel] = {shape: entry for shape, entry in known.items() if entry is not None}
     path.write_text(json.dumps(table, indent=2) + "\n")
     print(f"wrote {path}")
 

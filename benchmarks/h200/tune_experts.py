@@ -15,7 +15,6 @@ hold, and stages enough to feed it.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -65,7 +64,12 @@ MANY = [
     )
 ]  # fmt: skip
 """tokens, rows, columns, warps and stages of an `ExpertsConfig`"""
-GROUPED = {32: FEW, 256: [*FEW[:4], *FEW[6:10], MANY[4], MANY[6]], 2560: MANY, 8192: MANY}
+GROUPED = {
+    32: FEW,
+    256: [*FEW[:4], *FEW[6:10], MANY[4], MANY[6]],
+    2560: MANY,
+    8192: MANY,
+}
 """Candidates by the number of tokens: decoding batches, a step of both kinds, and prompts."""
 
 
@@ -92,15 +96,16 @@ def tune_one_token(measuring: Measuring, layers: Layers) -> None:
     second = min(ONE_TOKEN_DOWN, key=lambda each: time(first, each))
     if time(first, second) < float("inf"):
         key = f"{INNER}x{HIDDEN}"
-        measuring.kernels["one_token_experts"] = {key: dataclasses.asdict(first)}
-        measuring.kernels["one_token_experts_down"] = {key: dataclasses.asdict(second)}
+        measuring.keep("one_token_experts", key, first)
+        measuring.keep("one_token_experts_down", key, second)
     measuring.time("one token, sorted", layers.calls(config=ExpertsConfig()))
 
 
 def tune_grouped(measuring: Measuring, num_tokens: int, layers: Layers) -> None:
     def time(config: ExpertsConfig, down: ExpertsConfig) -> float:
         return measuring.time(
-            f"{num_tokens} tokens {config} {down}", layers.calls(config=config, down_config=down)
+            f"{num_tokens} tokens {config} {down}",
+            layers.calls(config=config, down_config=down),
         )
 
     candidates = GROUPED[num_tokens]
@@ -109,8 +114,8 @@ def tune_grouped(measuring: Measuring, num_tokens: int, layers: Layers) -> None:
     down = min(candidates, key=lambda each: time(config, each))
     if time(config, down) < time(default, default) < float("inf"):
         key = f"{num_tokens}x{EXPERTS}x{HIDDEN}x{INNER}"
-        measuring.kernels.setdefault("fused_experts", {})[key] = dataclasses.asdict(config)
-        measuring.kernels.setdefault("fused_experts_down", {})[key] = dataclasses.asdict(down)
+        measuring.keep("fused_experts", key, config)
+        measuring.keep("fused_experts_down", key, down)
 
 
 def main() -> None:
@@ -124,7 +129,8 @@ def main() -> None:
     if args.adopt:
         adopt(args.adopt)
         return
-    measuring = Measuring(args.seconds)
+    measuring = Measuring()
+    measuring.start(args.seconds)
     weights = [(randn(EXPERTS, 2 * INNER, HIDDEN), randn(EXPERTS, HIDDEN, INNER)) for _ in range(LAYERS)]
     tune_one_token(measuring, Layers(1, weights))
     for num_tokens in GROUPED:

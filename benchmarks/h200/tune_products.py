@@ -1,17 +1,18 @@
 """Finds which products of llama-8b another kernel than the library's multiplies faster, and says so in a table.
 
-    python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_products.py --out DIR [--seconds 60]
+    python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_products.py --out DIR [--stage one_row …]
     python3 benchmarks/h200/tune_products.py --adopt DIR/products.json
 
-The first measures, in graphs over weights that together exceed the cache, the library against `skinny_matmul` for 2 to
-64 rows, plain and gated, and one product against several for 8,192 rows. The second puts what it found into the table
-that `inferplane-kernels-cuda` ships. Only what is at least 2 % faster than the library is listed.
+The first measures, in graphs over weights that together exceed the cache. ``one_row``: how `matvec` is launched best,
+one launch starting during the one before as in a step, with the norm where a model has one; ``one_row_fp8``: the same
+for weights in fp8. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated; ``many_rows``:
+one product against several for 8,192 rows. Of these two only what is at least 2 % faster than the library is listed.
+The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
@@ -24,9 +25,19 @@ import torch
 from measuring import Measuring, adopt, randn
 from timing import num_buffers
 
+from inferplane_cuda.launch import LAUNCH
 from inferplane_kernels_triton.activation import silu_and_mul
-from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
-from inferplane_torch_accelerator.products import ManyRowsConfig, multiply_in_parts
+from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.skinny_matmul import (
+    MatmulConfig,
+    MatmulWorkspace,
+    skinny_matmul,
+)
+from inferplane_torch_accelerator.products import (
+    ManyRowsConfig,
+    for_one_row,
+    multiply_in_parts,
+)
 
 SHAPES = {
     "gate_up": (28672, 4096),
@@ -36,6 +47,19 @@ SHAPES = {
     "lm_head": (128256, 4096),
 }
 """(out_features, in_features)"""
+NORMED = {"gate_up", "qkv", "lm_head"}
+"""With the residual and the norm before them."""
+ONE_ROW = (
+    (2, 2048, 8, 2), (4, 2048, 8, 2), (1, 2048, 4, 2), (2, 2048, 4, 2), (1, 4096, 4, 1), (2, 4096, 8, 1),
+    (4, 4096, 8, 1), (4, 1024, 4, 2), (16, 512, 8, 2), (8, 1024, 8, 2), (1, 4096, 8, 1), (4, 512, 4, 4),
+)  # fmt: skip
+"""rows, columns, warps and unrolled iterations of a `MatvecConfig`. Where a row is 4,096 long, a program with as many
+columns has all its weights on their way before it waits for the kernel before it."""
+ONE_ROW_FP8 = (
+    (2, 4096, 4, 1), (4, 4096, 8, 1), (1, 4096, 2, 1), (1, 4096, 4, 1), (2, 2048, 4, 2), (4, 2048, 4, 2),
+    (8, 2048, 8, 2), (8, 1024, 4, 2), (4, 1024, 2, 4), (16, 1024, 8, 2), (4, 2048, 8, 2),
+)  # fmt: skip
+"""The same for weights of one byte, of which a thread loads 16 at once."""
 PADDED_ROWS = {32: (32,), 16: (16, 8, 4, 2), 64: (64,)}
 """Numbers of rows by the width that the kernel rounds them up to; the configuration is chosen at that width."""
 CONFIGS = (
@@ -49,6 +73,38 @@ CONFIGS = (
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
+
+
+def measure_one_row(measuring: Measuring, name: str, *, fp8: bool) -> None:
+    """The table's own configuration is among the candidates."""
+    out, inner = SHAPES[name]
+    gated = name == "gate_up"
+    weights = [randn(out, inner) for _ in range(min(8, num_buffers((1 if fp8 else 2) * out * inner)))]
+    scale = None
+    if fp8:
+        weights = [each.to(torch.float8_e4m3fn) for each in weights]
+        scale = torch.ones(out, device="cuda")
+    x, residual, total = (randn(1, inner) for _ in range(3))
+    norm = NormBefore(randn(inner), 1e-5, residual, total) if name in NORMED else None
+    shipped = for_one_row(weights[0], LAUNCH, is_gated=gated)
+    listed = [MatvecConfig(*each) for each in (ONE_ROW_FP8 if fp8 else ONE_ROW)]
+    times = {}
+    for config in dict.fromkeys([shipped, *listed]):
+        launch = partial(
+            matvec,
+            x,
+            norm=norm,
+            weight_scale=scale,
+            gated=gated,
+            config=config,
+            pdl=True,
+        )
+        calls = [partial(launch, weight=each) for each in weights]
+        times[config] = measuring.time(f"one row {name} fp8={fp8} {config}", calls)
+    best = min(times, key=times.__getitem__)
+    if times[best] < float("inf"):
+        kernel = ("matvec_gated" if gated else "matvec") + ("_fp8" if fp8 else "")
+        measuring.keep(kernel, f"{out}x{inner}", best)
 
 
 def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *, gated: bool) -> None:
@@ -75,10 +131,12 @@ def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *
     for rows in PADDED_ROWS[width]:
         x, key = randn(rows, inner), f"{rows}x{out}x{inner}"
         plain = measuring.time(
-            f"library {key} gated={gated}", [partial(library, x, each) for each in weights]
+            f"library {key} gated={gated}",
+            [partial(library, x, each) for each in weights],
         )
-        if measuring.time(f"best {key}", ours(x, best)) < LEAST_GAIN * plain < float("inf"):
-            measuring.kernels.setdefault(kernel, {})[key] = dataclasses.asdict(best)
+        seconds = measuring.time(f"best {key}", ours(x, best))
+        if max(seconds, plain) < float("inf"):
+            measuring.keep(kernel, key, best if seconds < LEAST_GAIN * plain else None)
 
 
 def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
@@ -90,12 +148,30 @@ def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
     for parts in ((1, 2), (2, 1), (2, 2), (4, 1)):
         config = ManyRowsConfig(*parts)
         times[config] = measuring.time(
-            f"many {key} {config}", [partial(multiply_in_parts, x, weight, None, config)]
+            f"many {key} {config}",
+            [partial(multiply_in_parts, x, weight, None, config)],
         )
     measuring.time(f"many {key} transposed", [partial(torch.mm, x, weight.t().contiguous())])
     best = min(times, key=times.__getitem__)
-    if times[best] < LEAST_GAIN * plain < float("inf"):
-        measuring.kernels.setdefault("many_rows", {})[key] = dataclasses.asdict(best)
+    if max(times[best], plain) < float("inf"):
+        measuring.keep("many_rows", key, best if times[best] < LEAST_GAIN * plain else None)
+
+
+def run(stage: str, measuring: Measuring) -> None:
+    if stage.startswith("one_row"):
+        for name in ("o", "qkv", "down", "gate_up", "lm_head"):
+            measure_one_row(measuring, name, fp8=stage == "one_row_fp8")
+            torch.cuda.empty_cache()
+    elif stage == "many_rows":
+        for name in ("gate_up", "down", "qkv", "o"):
+            measure_many_rows(measuring, SHAPES[name])
+    else:
+        for width, (name, shape) in itertools.product(PADDED_ROWS, SHAPES.items()):
+            measure_few_rows(measuring, shape, width, gated=name == "gate_up")
+            torch.cuda.empty_cache()
+
+
+STAGES = ("one_row", "one_row_fp8", "many_rows", "few_rows")
 
 
 def main() -> None:
@@ -103,19 +179,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("products-out"))
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--seconds", type=float, default=80.0, help="of each stage")
     parser.add_argument("--adopt", type=Path, help="a products.json to put into the shipped table")
     args = parser.parse_args()
     if args.adopt:
         adopt(args.adopt)
         return
-    measuring = Measuring(args.seconds)
-    for name in ("gate_up", "down", "qkv", "o"):
-        measure_many_rows(measuring, SHAPES[name])
-    for width, (name, shape) in itertools.product(PADDED_ROWS, SHAPES.items()):
-        measure_few_rows(measuring, shape, width, gated=name == "gate_up")
-        torch.cuda.empty_cache()
-    measuring.write(args.out / "products.json")
+    measuring = Measuring()
+    for stage in args.stage:
+        measuring.start(args.seconds)
+        run(stage, measuring)
+        measuring.write(args.out / "products.json")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     # late: other tests set Triton to interpret, which it reads when it is first imported
     from inferplane_kernels_triton.decode_attention import DecodeConfig
     from inferplane_kernels_triton.matvec import MatvecConfig
+    from inferplane_kernels_triton.moe_experts import ExpertsConfig
+    from inferplane_kernels_triton.moe_one_token import OneTokenConfig
     from inferplane_kernels_triton.prefill_attention import PrefillConfig
     from inferplane_kernels_triton.skinny_matmul import MatmulConfig
     from inferplane_kernels_triton.tuning import TuningTable
@@ -24,6 +26,12 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     defaults = {
         "matvec": MatvecConfig(),
         "matvec_gated": MatvecConfig(),
+        "matvec_fp8": MatvecConfig(),
+        "matvec_gated_fp8": MatvecConfig(),
+        "fused_experts": ExpertsConfig(),
+        "fused_experts_down": ExpertsConfig(),
+        "one_token_experts": OneTokenConfig(),
+        "one_token_experts_down": OneTokenConfig(),
         "skinny_matmul": MatmulConfig(),
         "skinny_matmul_gated": MatmulConfig(),
         "decode_attention": DecodeConfig(),

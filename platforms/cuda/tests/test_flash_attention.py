@@ -51,6 +51,20 @@ def test_variants(step: str, variant: str, flash: FlashAttention, gpu: torch.dev
     compare(flash, layer, torch.bfloat16, step, gpu, sinks, takes_nan=False)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_what_earlier_kernels_left_in_shared_memory_is_not_seen(
+    block_size: int, flash: FlashAttention, gpu: torch.device
+) -> None:
+    """A tile reaches beyond a sequence's keys, and what is there times a weight of 0 must be 0."""
+    layer, dtype = make_layer(torch.bfloat16, block_size), torch.bfloat16
+    compare(flash, layer, dtype, "prefill", gpu, takes_nan=False)  # compiled from here on
+    poison = torch.full((4096, 4096), math.nan, dtype=dtype, device=gpu)
+    for _ in range(3):
+        poison @ poison
+    compare(flash, layer, dtype, "prefill", gpu, takes_nan=False)
+
+
 def paged_attention(
     q: torch.Tensor,
     k: torch.Tensor,

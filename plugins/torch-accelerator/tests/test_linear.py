@@ -16,6 +16,7 @@ from inferplane_torch_accelerator import dense_multiply
 from inferplane_torch_accelerator.dense_multiply import DenseMultiply
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.linear import DenseLinear
+from inferplane_torch_accelerator.products import for_one_row
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 IN, OUT = 96, 80
@@ -68,6 +69,31 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
         assert torch.equal(found, x)
 
 
+def test_weights_of_one_byte_have_entries_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    kernels = {
+        "matvec": {"80x96": {"rows": 2}, "8x8": {"rows": 1}},
+        "matvec_fp8": {"80x96": {"rows": 16}},
+    }
+    file.write_text(json.dumps({"kernels": kernels}))
+    measured = Launch("nvidia", tuning_file=lambda device: file)
+
+    def rows(dtype: torch.dtype, *, is_gated: bool = False, launch: Launch = measured) -> int:
+        return for_one_row(torch.zeros(80, 96).to(dtype), launch, is_gated=is_gated).rows
+
+    assert rows(torch.bfloat16) == 2
+    assert rows(torch.float8_e4m3fn) == 16
+    assert rows(torch.float8_e4m3fn, is_gated=True) == rows(torch.bfloat16, is_gated=True) == 4
+    file.write_text(json.dumps({"kernels": {"matvec": kernels["matvec"]}}))
+    assert (
+        rows(
+            torch.float8_e4m3fn,
+            launch=Launch("nvidia", tuning_file=lambda device: file),
+        )
+        == 2
+    )
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
 def test_what_was_measured_is_what_multiplies(
@@ -82,7 +108,11 @@ def test_what_was_measured_is_what_multiplies(
     shape, tile = f"{OUT}x{IN}", {"rows": 16, "columns": 32}
     table = {
         "matvec": {shape: {"rows": 2, "columns": 64}},
-        "skinny_matmul": {f"2x{shape}": tile, f"4x{shape}": {**tile, "splits": 2}, f"4x{OUT}x1": tile},
+        "skinny_matmul": {
+            f"2x{shape}": tile,
+            f"4x{shape}": {**tile, "splits": 2},
+            f"4x{OUT}x1": tile,
+        },
         "skinny_matmul_gated": {f"4x{shape}": {**tile, "splits": 2}},
         "many_rows": {shape: {"row_parts": 2, "column_parts": 2}},
     }

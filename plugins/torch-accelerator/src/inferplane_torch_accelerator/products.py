@@ -8,7 +8,11 @@ from functools import cache
 import torch
 
 from inferplane_kernels_triton.matvec import MatvecConfig
-from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, MatmulConfig, MatmulWorkspace
+from inferplane_kernels_triton.skinny_matmul import (
+    MAX_TOKENS,
+    MatmulConfig,
+    MatmulWorkspace,
+)
 from inferplane_torch_accelerator.launch import Launch
 
 MANY_ROWS = 1024
@@ -34,8 +38,13 @@ class FewRowsChoice:
 
 
 def for_one_row(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> MatvecConfig:
-    kernel = "matvec_gated" if is_gated else "matvec"
-    return launch.config(kernel, (weight.shape[0], weight.shape[1]), MatvecConfig(), weight)
+    """Of weights of one byte a thread loads twice as many at once, so that they have entries of their own; where there
+    are none they take the others'."""
+    kernel, shape = "matvec_gated" if is_gated else "matvec", tuple(weight.shape)
+    config = launch.config(kernel, shape, MatvecConfig(), weight)
+    if weight.element_size() == 1:
+        config = launch.config(f"{kernel}_fp8", shape, config, weight)
+    return config
 
 
 def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dict[int, FewRowsChoice]:
@@ -59,7 +68,10 @@ def for_many_rows(weight: torch.Tensor, launch: Launch) -> ManyRowsConfig | None
 
 
 def multiply_in_parts(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: ManyRowsConfig
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: ManyRowsConfig,
 ) -> torch.Tensor:
     """``x @ weight.T + bias``, part by part into one result."""
     out = x.new_empty(x.shape[0], weight.shape[0])
