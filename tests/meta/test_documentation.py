@@ -148,11 +148,18 @@ def test_the_http_page_lists_exactly_the_endpoints():
 def test_the_http_page_explains_every_field():
     from inferplane_server.protocol.chat import ChatRequest
     from inferplane_server.protocol.completions import CompletionRequest
+    from inferplane_server.protocol.pooling import (
+        ClassifyRequest,
+        EmbeddingRequest,
+        RerankRequest,
+        ScoreRequest,
+    )
     from inferplane_server.protocol.sampling import StreamOptions
 
     code = " ".join(re.findall(r"`([^`\n]+)`", http_page()))
-    documented = set(re.findall(r"[a-z_]+", code))
-    for request in (ChatRequest, CompletionRequest, StreamOptions):
+    documented = set(re.findall(r"[a-z_][a-z_0-9]*", code))
+    pooling = (ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest)
+    for request in (ChatRequest, CompletionRequest, StreamOptions, *pooling):
         assert not request.model_fields.keys() - documented
 
 

@@ -183,7 +183,7 @@ def test_dimensions_and_normalisation_are_the_callers(matryoshka: LLM):
 
 @pytest.mark.parametrize("dimensions", [8, 65])
 def test_dimensions_that_the_model_lacks_are_refused(matryoshka: LLM, dimensions: int):
-    with pytest.raises(ParameterError, match=rf"dimensions is {dimensions}, but the model has \[16, 32\]"):
+    with pytest.raises(ParameterError, match=rf"dimensions is {dimensions}, but the model has 16, 32"):
         matryoshka.embed("a", dimensions=dimensions)
 
 

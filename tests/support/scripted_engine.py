@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,11 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from inferplane.config import DeviceConfig, EngineConfig, ModelConfig
+from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, PoolerConfig
 from inferplane.engine.errors import EmptyPromptError, EngineDeadError, PromptTooLongError
 from inferplane.engine.output import CompletionDelta, RequestDelta
 from inferplane.engine.stats import EngineStats
-from inferplane.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from inferplane.request import FinishReason, PoolingParams, PositionLogprobs, SamplingParams, TokenLogprob
 from inferplane.tokenizer import Tokenizer
 from inferplane.tokenizer.token_bytes import BYTE_OF_CHARACTER
 
@@ -48,6 +49,14 @@ def answer_tokens(prompt_token_ids: list[int], index: int, length: int) -> list[
     return letters
 
 
+def pooled_vector(prompt_token_ids: list[int], size: int) -> list[float]:
+    """What the engine makes of a prompt: how often each token comes, by the remainder of its id."""
+    vector = [0.0] * size
+    for token_id in prompt_token_ids:
+        vector[token_id % size] += 1.0
+    return vector
+
+
 def answer_text(prompt: str, length: int, index: int = 0) -> str:
     return bytes(answer_tokens(list(prompt.encode()), index, length)).decode()
 
@@ -73,6 +82,8 @@ class ScriptedEngine:
     max_model_len: int = 128
     template: str | None = TEMPLATE
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    pooler: PoolerConfig | None = None
+    """Of an engine that pools in place of generating: see `pooled_vector`."""
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -81,7 +92,7 @@ class ScriptedEngine:
         self.tokenizer = byte_tokenizer(self.template)
         model = ModelConfig(
             model="fake", path="/nowhere", hf_config={}, architecture="Fake", dtype="float32",
-            max_model_len=self.max_model_len, vocab_size=VOCAB_SIZE,
+            max_model_len=self.max_model_len, vocab_size=VOCAB_SIZE, pooler=self.pooler,
         )  # fmt: skip
         self.config = EngineConfig(model=model, device=DeviceConfig(platform="fake"))
 
@@ -104,6 +115,41 @@ class ScriptedEngine:
             num_blocks=NUM_BLOCKS,
             num_free_blocks=NUM_BLOCKS - num_running,
         )
+
+    async def pool(
+        self,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        second_text_start: int | None = None,
+        priority: int = 0,
+    ) -> RequestDelta:
+        if self.refusal:
+            raise self.refusal
+        self.seen.append(
+            {
+                "params": params,
+                "priority": priority,
+                "prompt": prompt_token_ids,
+                "second_text_start": second_text_start,
+            }
+        )
+        self.running.add(request_id)
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.aborted.append(request_id)
+            raise
+        finally:
+            self.running.discard(request_id)
+        if self.fail_after == 0:
+            failed = CompletionDelta(0, "", [], finish_reason=FinishReason.ERROR, error="a planned fault")
+            return RequestDelta(request_id, [failed], len(prompt_token_ids), finished=True)
+        assert self.pooler is not None, "the route should have refused the task"
+        vector = pooled_vector(prompt_token_ids, len(self.pooler.labels) or self.pooler.max_dimensions)
+        data = struct.pack(f"<{len(vector)}f", *vector)
+        return RequestDelta(request_id, [], len(prompt_token_ids), finished=True, pooled=data)
 
     async def generate(
         self,

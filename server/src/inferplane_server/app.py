@@ -12,7 +12,7 @@ from inferplane.api.engine import Engine
 from inferplane_server.auth import ApiKeyMiddleware
 from inferplane_server.contributed import include_routers
 from inferplane_server.errors import install_error_handlers
-from inferplane_server.routers import chat, completions, health, models, tokenize, unsupported
+from inferplane_server.routers import chat, completions, health, models, pooling, tokenize
 from inferplane_server.service import Service
 from inferplane_server.settings import ServerSettings
 
@@ -23,7 +23,7 @@ def create_app(
     """``routers`` are those that plugins bring, by name."""
     app = FastAPI(title="InferPlane", version=version("inferplane-server"), redirect_slashes=False)
     app.state.service = Service(engine, settings)
-    modules = (models, completions, chat, tokenize, health, unsupported)
+    modules = (models, completions, chat, pooling, tokenize, health)
     include_routers(app, {**{module.__name__: module.router for module in modules}, **(routers or {})})
     install_error_handlers(app)
     if settings.api_keys:

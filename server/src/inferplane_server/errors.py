@@ -19,6 +19,7 @@ from inferplane.engine.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestTooLargeError,
+    TaskError,
 )
 from inferplane.request import ParameterError
 from inferplane.tokenizer import ChatTemplateError
@@ -82,6 +83,8 @@ def as_api_error(error: Exception) -> ApiError:
             return invalid(str(error), "prompt", "context_length_exceeded")
         case PromptError():
             return invalid(str(error), "prompt", "invalid_prompt")
+        case TaskError():
+            return invalid(str(error), "model", "unsupported_endpoint")
         case ChatTemplateError():
             return invalid(str(error), "messages", "chat_template_error")
         case QueueFullError():
@@ -169,7 +172,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     handled = (
         ApiError, ParameterError, PromptError, RequestTooLargeError, ChatTemplateError, QueueFullError, EngineDeadError,
-        ValidationError, RequestValidationError, HTTPException, Exception,
+        TaskError, ValidationError, RequestValidationError, HTTPException, Exception,
     )  # fmt: skip
     for kind in handled:
         app.add_exception_handler(kind, answer)

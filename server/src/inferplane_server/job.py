@@ -30,6 +30,7 @@ async def answer(
     service.lifecycle.check_ready()
     body = await read_body(request, body_type, service.settings.max_body_bytes)
     model = service.check_model(body.model)
+    service.check_generates()
     body.check()
     return BoundToCaller(service.lifecycle, make_job(service, body, model).respond)
 

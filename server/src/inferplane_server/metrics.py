@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from inferplane.engine.output import RequestDelta
 from inferplane.engine.stats import EngineStats
-from inferplane.request import FinishReason
+from inferplane.request import FinishReason, PoolingTask
 from inferplane_server.tallies import Durations, Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,13 +31,21 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(read_stats))
         self.prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens of requests that got a first token."
+            "prompt_tokens", "Prompt tokens of requests that got a first token or a vector."
         )
         self.generation_tokens = Tally("inferplane_generation_tokens", "Output tokens delivered.")
         self._registry.register(self.generation_tokens)
         self.cached_prompt_tokens = self._counter(
             "cached_prompt_tokens", "Prompt tokens that the prefix cache held."
         )
+        self.pooled = Counter(
+            "inferplane_pooling_requests",
+            "Prompts that a vector or a score was made of.",
+            ["task"],
+            registry=self._registry,
+        )
+        for task in PoolingTask:
+            self.pooled.labels(task.value)
         self.aborted = self._counter("requests_aborted", "Requests whose caller left before the end.")
         self.failed = self._counter("requests_failed", "Requests that an error ended.")
         self.finished = Counter(
@@ -69,6 +79,9 @@ class ServerMetrics:
 
     def meter(self) -> RequestMeter:
         return RequestMeter(self)
+
+    def pooling_meter(self, task: PoolingTask) -> PoolingMeter:
+        return PoolingMeter(self, task)
 
 
 class RequestMeter:
@@ -112,6 +125,33 @@ class RequestMeter:
 
     def fail(self) -> None:
         if not self._has_ended:
+            self._metrics.failed.inc()
+
+
+class PoolingMeter:
+    """Follows one prompt that is to be pooled, for the length of a ``with`` block."""
+
+    def __init__(self, metrics: ServerMetrics, task: PoolingTask) -> None:
+        self._metrics = metrics
+        self._task = task
+        self._arrival_s = time.perf_counter()
+
+    def finish(self, delta: RequestDelta) -> None:
+        metrics = self._metrics
+        metrics.pooled.labels(self._task.value).inc()
+        metrics.prompt_tokens.inc(delta.num_prompt_tokens)
+        metrics.cached_prompt_tokens.inc(delta.num_cached_tokens)
+        metrics.duration.observe(time.perf_counter() - self._arrival_s)
+
+    def __enter__(self) -> PoolingMeter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._metrics.aborted.inc()
+        elif error is not None:
             self._metrics.failed.inc()
 
 

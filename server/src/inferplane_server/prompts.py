@@ -30,7 +30,7 @@ async def encode_prompts(
 
     async def encode(prompt: RawPrompt) -> list[int]:
         if isinstance(prompt, str):
-            check_long_text(engine, prompt)
+            check_long_text(engine, prompt, max_tokens)
             return await engine.encode_prompt(prompt, add_special_tokens=add_special_tokens)
         return prompt
 
@@ -40,12 +40,12 @@ async def encode_prompts(
     return encoded
 
 
-def check_long_text(engine: Engine, text: str) -> None:
+def check_long_text(engine: Engine, text: str, max_tokens: int | None = None) -> None:
     """Megabytes of text take many seconds and a hundred times their size in memory to encode: too much, where all that
     can come of it is that they are too long. Raises `PromptTooLongError`."""
     max_model_len = engine.config.model.max_model_len
     if len(text) >= LARGE_CHAT_CHARS and (floor := engine.tokenizer.min_num_tokens(text)) > max_model_len:
-        raise PromptTooLongError(floor, max_model_len, is_exact=False)
+        raise PromptTooLongError(floor, max_model_len, is_exact=False, needs_room=max_tokens != 0)
 
 
 def check_prompt(
@@ -55,7 +55,7 @@ def check_prompt(
         raise EmptyPromptError
     # a prompt that is only scored needs no room for an answer
     if len(token_ids) > max_model_len - (max_tokens != 0):
-        raise PromptTooLongError(len(token_ids), max_model_len)
+        raise PromptTooLongError(len(token_ids), max_model_len, needs_room=max_tokens != 0)
     for extreme in (min(token_ids), max(token_ids)):
         if not 0 <= extreme < vocab_size:
             raise invalid(

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from starlette.requests import Request
 
 from inferplane.api.engine import Engine
+from inferplane.engine.errors import TaskError
 from inferplane_server.errors import ApiError
 from inferplane_server.lifecycle import Lifecycle
 from inferplane_server.logprobs import TokenTexts
@@ -57,6 +58,11 @@ class Service:
             f"The model '{name}' does not exist here" if name is not None else "The request names no model"
         )
         raise ApiError(404, f"{problem}; this server has {served}.", param="model", code="model_not_found")
+
+    def check_generates(self) -> None:
+        """Raises `TaskError` of a model that makes vectors of prompts instead of tokens."""
+        if "generate" not in (tasks := self.engine.config.model.tasks):
+            raise TaskError("generate", tasks)
 
 
 def new_id(kind: str) -> str:

@@ -8,10 +8,18 @@ from typing import Any, Protocol
 from inferplane.config import EngineConfig
 from inferplane.engine.output import RequestDelta
 from inferplane.engine.stats import EngineStats
-from inferplane.request import SamplingParams
+from inferplane.request import PoolingParams, SamplingParams
 from inferplane.tokenizer import Tokenizer
 
-__all__ = ["Engine", "EngineConfig", "EngineStats", "RequestDelta", "SamplingParams", "Tokenizer"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "PoolingParams",
+    "RequestDelta",
+    "SamplingParams",
+    "Tokenizer",
+]
 
 
 class Engine(Protocol):
@@ -52,6 +60,18 @@ class Engine(Protocol):
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestDelta, None]:
         """Refusals are raised by the first ``__anext__``; closing the generator aborts the request."""
+        ...
+
+    async def pool(
+        self,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        second_text_start: int | None = None,
+        priority: int = 0,
+    ) -> RequestDelta:
+        """The one event of a request for a vector of its prompt. Cancelling the task that waits ends the request."""
         ...
 
     def stats(self) -> EngineStats: ...

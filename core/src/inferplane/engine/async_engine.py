@@ -30,7 +30,7 @@ from inferplane.engine.stats import EngineStats
 if TYPE_CHECKING:
     from inferplane.api.stats import StatLogger
     from inferplane.engine.front_end import FrontEnd
-    from inferplane.request import EngineRequest, SamplingParams
+    from inferplane.request import EngineRequest, PoolingParams, SamplingParams
     from inferplane.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -301,6 +301,27 @@ class AsyncEngine:
                 yield delta
                 if delta.finished:
                     return
+        finally:
+            self._release(request_id)
+
+    async def pool(
+        self,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        *,
+        request_id: str,
+        second_text_start: int | None = None,
+        priority: int = 0,
+    ) -> RequestDelta:
+        """The only event of a request for a vector, which carries it unless the request failed. Cancelling the task
+        that waits ends the request. Raises what the first step of `generate` raises, and `TaskError`."""
+        await self.wait_ready()
+        request = self._front_end.inputs.pooling_request(
+            request_id, prompt_token_ids, params, second_text_start=second_text_start, priority=priority
+        )
+        stream = self._submit(request_id, [request])
+        try:
+            return await stream.next()
         finally:
             self._release(request_id)
 

@@ -6,7 +6,7 @@ import itertools
 import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from inferplane.config import PoolerConfig
 from inferplane.engine.bad_words import BadWords
 from inferplane.engine.errors import EmptyPromptError, PromptTooLongError, TaskError
+from inferplane.engine.pooling_input import check_pooling
 from inferplane.request import (
     MAX_SEED,
     EngineRequest,
@@ -66,26 +67,6 @@ def parse_prompt(prompt: Prompt) -> ParsedPrompt:
     return ParsedPrompt(None, _whole_numbers(prompt))
 
 
-def with_lead(prompt: ParsedPrompt, lead: str) -> ParsedPrompt:
-    """With a text before its own; token ids are taken as they are."""
-    if not lead or prompt.text is None or prompt.token_ids is not None:
-        return prompt
-    return replace(prompt, text=lead + prompt.text)
-
-
-def text_pairs(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One query with each document, or each with its own. Raises `ValueError` where their numbers do not fit."""
-    several = [documents] if isinstance(documents, str) else list(documents)
-    asked = [queries] * len(several) if isinstance(queries, str) else list(queries)
-    if len(asked) == 1:
-        asked *= len(several)
-    if len(asked) != len(several) or not several:
-        raise ValueError(
-            f"there are {len(asked)} queries and {len(several)} documents: give one query, or one for each document"
-        )
-    return list(zip(asked, several))
-
-
 def _whole_numbers(token_ids: object) -> list[int]:
     if isinstance(token_ids, Sequence) or hasattr(token_ids, "__iter__"):
         try:
@@ -134,22 +115,6 @@ class InputProcessor:
         """Two texts as one prompt."""
         token_ids, start = self.tokenizer.encode_pair(first, second)
         return ParsedPrompt(None, token_ids, second_text_start=start)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes; none of a model that does not classify."""
-        return () if self._pooler is None else self._pooler.labels
-
-    def leading_text(self, prompt_name: str | None) -> str:
-        """What the model wants before each text to embed. Raises `ParameterError` for a name that it does not have."""
-        if self._pooler is None or prompt_name is None:
-            return "" if self._pooler is None else self._pooler.default_prompt
-        if prompt_name not in self._pooler.prompts:
-            known = ", ".join(self._pooler.prompts) or "none"
-            raise ParameterError(
-                "prompt_name", f"prompt_name {prompt_name!r} is unknown; the model has {known}"
-            )
-        return self._pooler.prompts[prompt_name]
 
     def requests(
         self,
@@ -205,7 +170,7 @@ class InputProcessor:
 
         Raises as `requests` does.
         """
-        self.check_pooling(params)
+        check_pooling(self._pooler, params)
         self.check_prompt(prompt_token_ids, needs_room=False)
         _check_routing(priority, None)
         return EngineRequest(
@@ -218,28 +183,6 @@ class InputProcessor:
             pooling=params,
             second_text_start=second_text_start,
         )
-
-    def check_pooling(self, params: PoolingParams) -> None:
-        """Raises `TaskError` where the model is not made for the task, `ParameterError` for dimensions that it does not
-        have."""
-        pooler, asked = self._pooler, params.dimensions
-        if pooler is None or params.task not in pooler.tasks:
-            raise TaskError(params.task, ("generate",) if pooler is None else pooler.tasks)
-        if asked is None or asked == pooler.max_dimensions:
-            return
-        if pooler.dimensions == ():
-            raise ParameterError(
-                "dimensions",
-                f"dimensions is {asked}, but the model's vectors have {pooler.max_dimensions or len(pooler.labels)} "
-                "numbers, and its config.json does not say that they can be cut (is_matryoshka, matryoshka_dimensions)",
-            )
-        if asked > pooler.max_dimensions or (
-            pooler.dimensions is not None and asked not in pooler.dimensions
-        ):
-            choices = (
-                f"1 to {pooler.max_dimensions}" if pooler.dimensions is None else str([*pooler.dimensions])
-            )
-            raise ParameterError("dimensions", f"dimensions is {asked}, but the model has {choices}")
 
     def check_prompt(self, prompt_token_ids: Sequence[int], *, needs_room: bool = True) -> None:
         """Raises `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` for an id that the model lacks."""

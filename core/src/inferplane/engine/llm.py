@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 from inferplane.config import ConfigError, EngineArgs, EngineConfig
 from inferplane.engine.client import InProcessClient
 from inferplane.engine.front_end import FrontEnd
-from inferplane.engine.input_processor import ParsedPrompt, Prompt, parse_prompt, text_pairs, with_lead
+from inferplane.engine.input_processor import ParsedPrompt, Prompt, parse_prompt
 from inferplane.engine.interrupts import deferred_interrupt
 from inferplane.engine.output import RequestOutput
+from inferplane.engine.pooling_input import check_pooling, leading_text, text_pairs
 from inferplane.engine.pooling_output import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -178,8 +179,11 @@ class LLM:
         `TaskError` where the model does not embed, and as `generate` does.
         """
         params = PoolingParams(task=PoolingTask.EMBED, normalize=normalize, dimensions=dimensions)
-        lead = self._front_end.inputs.leading_text(prompt_name)
-        parsed = [with_lead(parse_prompt(prompt), lead) for prompt in _as_prompts(prompts)]
+        check_pooling(self.config.model.pooler, params)
+        lead = leading_text(self.config.model.pooler, prompt_name)
+        parsed = [parse_prompt(prompt) for prompt in _as_prompts(prompts)]
+        if lead:  # token ids are taken as they are
+            parsed = [replace(each, text=lead + each.text) if each.text else each for each in parsed]
         return [
             EmbeddingOutput(done.prompt, done.prompt_token_ids, vector)
             for done, vector in self._pool(parsed, params, use_tqdm)
@@ -192,9 +196,11 @@ class LLM:
         does."""
         params = PoolingParams(task=PoolingTask.CLASSIFY, use_activation=use_activation)
         parsed = [parse_prompt(prompt) for prompt in _as_prompts(prompts)]
-        labels = self._front_end.inputs.labels
+        pooler = self.config.model.pooler
         return [
-            ClassificationOutput(done.prompt, done.prompt_token_ids, vector, labels)
+            ClassificationOutput(
+                done.prompt, done.prompt_token_ids, vector, () if pooler is None else pooler.labels
+            )
             for done, vector in self._pool(parsed, params, use_tqdm)
         ]
 
@@ -213,9 +219,9 @@ class LLM:
         """
         pairs = text_pairs(queries, documents)
         params = PoolingParams(task=PoolingTask.SCORE, use_activation=use_activation)
-        inputs = self._front_end.inputs
-        inputs.check_pooling(params)
-        if inputs.labels:
+        pooler, inputs = self.config.model.pooler, self._front_end.inputs
+        check_pooling(pooler, params)
+        if pooler is not None and pooler.labels:
             joined = [inputs.encode_pair(query, document) for query, document in pairs]
             done = self._pool(joined, params, use_tqdm)
             return [ScoreOutput(float(vector[0]), len(each.prompt_token_ids)) for each, vector in done]
@@ -232,7 +238,7 @@ class LLM:
     def _pool(
         self, prompts: list[ParsedPrompt], params: PoolingParams, use_tqdm: bool
     ) -> list[tuple[RequestOutput, Vector]]:
-        self._front_end.inputs.check_pooling(params)
+        check_pooling(self.config.model.pooler, params)
         tokenized = self._tokenized(prompts, add_special_tokens=True)
         outputs = self._complete(tokenized, [params] * len(prompts), use_tqdm)
         for number, output in enumerate(outputs):

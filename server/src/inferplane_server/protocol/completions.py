@@ -19,7 +19,7 @@ MAX_COMPLETIONS = 2048
 RawPrompt = str | list[int]
 
 
-def _as_prompt_list(value: Any) -> Any:
+def as_prompt_list(value: Any, most: int = MAX_PROMPTS) -> Any:
     """All four forms of ``prompt`` as a list of texts and token lists. ``ValueError`` says what it may be."""
     if isinstance(value, str):
         return [value]
@@ -34,8 +34,8 @@ def _as_prompt_list(value: Any) -> Any:
             raise ValueError(
                 "each entry must be a text or a list of token ids, all entries together one list"
             )
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts, at most {MAX_PROMPTS} go into one request")
+    if len(value) > most:
+        raise ValueError(f"has {len(value)} prompts, at most {most} go into one request")
     return value
 
 
@@ -53,7 +53,7 @@ class CompletionRequest(SamplingFields):
         "chat_template": Refusal("completions use no chat template"),
     }
 
-    prompt: Annotated[list[Any], BeforeValidator(_as_prompt_list)] = Field(
+    prompt: Annotated[list[Any], BeforeValidator(as_prompt_list)] = Field(
         json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]}
     )
     echo: bool = False

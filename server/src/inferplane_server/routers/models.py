@@ -33,4 +33,5 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "inferplane",
         "root": model.model,
         "max_model_len": model.max_model_len,
+        "tasks": list(model.tasks),
     }
