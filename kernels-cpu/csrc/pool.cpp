@@ -19,9 +19,11 @@
 namespace inferplane {
 namespace {
 
-// A waiting thread stays awake for about twice as long as its recent waits took, if that is within these bounds: the ops
-// of a step follow one another in microseconds, steps and requests do not. Asleep it leaves its core to others.
-constexpr int64_t kShortestSpin = 4'000, kLongestSpin = 100'000;  // ns
+// A waiting thread stays awake for some times as long as its recent waits took, within these bounds: the ops of a step
+// follow one another in microseconds, steps and requests do not, and to be woken takes as long as a product. Asleep it
+// leaves its core to others, and awake it does when they ask, but for the first moments.
+constexpr int64_t kShortestSpin = 10'000, kLongestSpin = 200'000, kUnyielding = 20'000;  // ns
+constexpr int kPatience = 4;
 
 int64_t now() {
   timespec time;
@@ -45,13 +47,15 @@ class Patience {
   template <class Condition>
   bool spin(const Condition& is_over) {
     started_ = now();
-    int64_t end = started_ + (2 * typical_ > kLongestSpin ? kShortestSpin : std::max(2 * typical_, kShortestSpin));
+    int64_t wish = kPatience * typical_, time = wish > kLongestSpin ? kShortestSpin : std::max(wish, kShortestSpin);
     for (;;) {
       for (int i = 0; i < 32; ++i) {
         if (is_over()) return true;
         __builtin_ia32_pause();
       }
-      if (now() > end) return false;
+      int64_t waited = now() - started_;
+      if (waited > time) return false;
+      if (waited > kUnyielding) sched_yield();
     }
   }
 
@@ -59,7 +63,7 @@ class Patience {
   void learn() { typical_ += (std::min(now() - started_, 4 * kLongestSpin) - typical_) / 8; }
 
  private:
-  int64_t started_ = 0, typical_ = kLongestSpin / 2;
+  int64_t started_ = 0, typical_ = kLongestSpin / (2 * kPatience);
 };
 
 class Pool {
@@ -191,19 +195,36 @@ void run_tasks(int num_tasks, void (*task)(const void*, int, int), const void* c
   current_thread = -1;
 }
 
-void* thread_scratch(size_t num_bytes) {
-  struct Buffer {
-    void* memory = nullptr;
-    size_t size = 0;
-    ~Buffer() { free(memory); }
-  };
-  static thread_local Buffer buffer;
-  if (buffer.size < num_bytes) {
-    free(buffer.memory);
-    buffer.size = (num_bytes + 63) / 64 * 64;
-    buffer.memory = aligned_alloc(64, buffer.size);
+namespace {
+
+class Scratch {
+ public:
+  ~Scratch() { free(memory_); }
+
+  void* take(size_t num_bytes) {
+    if (size_ < num_bytes) {
+      free(memory_);
+      size_ = (num_bytes + 4095) / 4096 * 4096;
+      memory_ = aligned_alloc(4096, size_);
+    }
+    return memory_;
   }
-  return buffer.memory;
+
+ private:
+  void* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace
+
+void* thread_scratch(size_t num_bytes) {
+  static thread_local Scratch scratch;
+  return scratch.take(num_bytes);
+}
+
+void* region_scratch(size_t num_bytes) {
+  static thread_local Scratch scratch;
+  return scratch.take(num_bytes);
 }
 
 }  // namespace inferplane

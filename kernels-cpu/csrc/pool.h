@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace inferplane {
 
@@ -22,7 +23,25 @@ inline void parallel(int num_tasks, const Fn& fn) {
       &fn);
 }
 
+// Calls fn(first, end) for ranges that make up [0, count), in parallel where that is worth it: each takes nanoseconds_each,
+// and a region some microseconds more than its tasks.
+template <class Fn>
+inline void for_ranges(int64_t count, double nanoseconds_each, const Fn& fn) {
+  constexpr double kShortestTask = 2'000, kShortestRegion = 5'000;
+  constexpr int kTasksPerThread = 8;
+  int64_t most = int64_t(num_threads()) * kTasksPerThread, per_task = int64_t(kShortestTask / nanoseconds_each);
+  if (count * nanoseconds_each < kShortestRegion) per_task = count;
+  if (per_task < (count + most - 1) / most) per_task = (count + most - 1) / most;
+  if (per_task < 1) per_task = 1;
+  parallel(int((count + per_task - 1) / per_task), [&](int task, int) {
+    int64_t first = task * per_task, end = first + per_task;
+    fn(first, end < count ? end : count);
+  });
+}
+
 // Memory of the calling thread, aligned to 64 bytes, uninitialised, valid until the thread asks again.
+// thread_scratch is for within a task, region_scratch for what the caller's regions share.
 void* thread_scratch(size_t num_bytes);
+void* region_scratch(size_t num_bytes);
 
 }  // namespace inferplane

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,18 +13,24 @@ import pytest
 import torch
 
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.native_linear import NativeLinear
 
 needs_native = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
 )
 
 
+@pytest.mark.skipif(
+    not (shutil.which("c++") and platform.machine() == "x86_64" and sys.platform == "linux"),
+    reason="nothing to compile with, or for",
+)
+def test_where_there_is_a_compiler_the_library_was_built() -> None:
+    """An install goes on without it, so that a mistake in a source shows here only."""
+    assert native._path() is not None, "build it with -v, or with cmake, to see why it was not"
+
+
 def product(x: torch.Tensor, weight: torch.Tensor, level: str | None = None) -> torch.Tensor:
-    multiply = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3, at=level)
-    out = x.new_empty(x.shape[0], weight.shape[0])
-    multiply(x.data_ptr(), weight.data_ptr(), None, out.data_ptr(), *x.shape, weight.shape[0])
-    return out
+    return NativeLinear(weight, None, level)(x)
 
 
 @pytest.fixture
@@ -71,14 +79,11 @@ def test_callers_in_several_threads(case) -> None:
 IN_A_CHILD = """
 import os, torch
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.native_linear import NativeLinear
 native.set_num_threads(3)
-multiply = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3)
-x, weight, out = torch.ones(1, 64).bfloat16(), torch.ones(1000, 64).bfloat16(), torch.zeros(1, 1000).bfloat16()
+multiply = NativeLinear(torch.ones(1000, 64).bfloat16(), None)
 def call():
-    out.zero_()
-    multiply(x.data_ptr(), weight.data_ptr(), None, out.data_ptr(), 1, 64, 1000)
-    assert (out == 64).all()
+    assert (multiply(torch.ones(1, 64).bfloat16()) == 64).all()
 call()
 child = os.fork()
 call()

@@ -9,6 +9,7 @@ import torch
 
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.native_linear import NativeLinear
 from inferplane_kernels_cpu.program import Program
 
 pytestmark = pytest.mark.skipif(
@@ -21,13 +22,15 @@ def test_a_program_runs_its_calls_in_their_order_on_new_contents(level: str) -> 
     if level not in native.levels():
         pytest.skip("not on this machine")
     take_rows = native.kernel("take_rows", *[pointer] * 3, *[int64] * 2, at=level)
-    linear = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3, at=level)
-    table, weight = torch.randn(50, 96).bfloat16(), torch.randn(40, 96).bfloat16()
+    table, multiply = (
+        torch.randn(50, 96).bfloat16(),
+        NativeLinear(torch.randn(40, 96).bfloat16(), None, level),
+    )
     ids, rows, out = torch.tensor([3, 49, 3]), torch.empty(3, 96).bfloat16(), torch.empty(3, 40).bfloat16()
 
     def call() -> None:
         take_rows(rows.data_ptr(), table.data_ptr(), ids.data_ptr(), 3, rows.stride(0) * 2)
-        linear(rows.data_ptr(), weight.data_ptr(), None, out.data_ptr(), 3, 96, 40)
+        multiply.into(out, rows)
 
     program = Program()
     with program.recording():

@@ -20,6 +20,8 @@ LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
 LEVEL_VARIABLE = "INFERPLANE_CPU_ISA"
 """Environment variable: a level below this machine's to use, or ``none`` to do without native kernels."""
 
+Kernel = Callable[..., Any]
+
 pointer = ctypes.c_void_p
 """Of a parameter: ``tensor.data_ptr()``, or None."""
 int64 = ctypes.c_int64
@@ -71,7 +73,7 @@ def level() -> str:
     return asked
 
 
-def kernel(name: str, *parameters: Any, at: str | None = None, returns: Any = None) -> Callable[..., Any]:
+def kernel(name: str, *parameters: Any, at: str | None = None, returns: Any = None) -> Kernel:
     """The exported function ``name``, compiled for the level in use or for ``at``. Look it up once and keep it.
 
     One that the library calls recordable enters the `Program` that is being recorded; others raise RuntimeError then.
@@ -85,14 +87,14 @@ def kernel(name: str, *parameters: Any, at: str | None = None, returns: Any = No
     return ctypes.CFUNCTYPE(returns, *parameters)(entry)
 
 
-def function(name: str, *parameters: Any, returns: Any = None) -> Callable[..., Any]:
+def function(name: str, *parameters: Any, returns: Any = None) -> Kernel:
     """The exported function of just that name."""
     found = _library()[name]  # a new object each time, so that the types are its own
     found.argtypes, found.restype = parameters, returns
     return found
 
 
-def _refused_in_programs(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _refused_in_programs(name: str, call: Kernel) -> Kernel:
     is_recording = function("inferplane_is_recording", returns=ctypes.c_bool)
 
     def checked(*arguments: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from inferplane_cpu.graphs import Arena, CpuGraphs
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.native_linear import NativeLinear
 
 pytestmark = pytest.mark.skipif(
     native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
@@ -19,12 +19,11 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def linear() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    multiply = native.kernel("linear_bf16", *[pointer] * 4, *[int64] * 3)
+    products: dict[int, NativeLinear] = {}  # which must live as long as a graph that calls them
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        multiply(x.data_ptr(), weight.data_ptr(), None, out.data_ptr(), *x.shape, weight.shape[0])
-        return out
+        multiply = products.setdefault(weight.data_ptr(), NativeLinear(weight, None))
+        return multiply(x)
 
     return product
 

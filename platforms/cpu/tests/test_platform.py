@@ -12,19 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferplane.api import CapabilitySet, DeviceDescriptor
+from inferplane.api import CapabilitySet, DeviceDescriptor, Health
 from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.config import EngineArgs, EngineConfig
 from inferplane.api.kv import FullAttentionSpec
 from inferplane.api.linear import LinearShape
 from inferplane.config import DeviceConfig, ModelConfig, ParallelConfig
 from inferplane.plugins import load_plugins
+from inferplane_cpu import plugin
 from inferplane_cpu import runtime as runtime_module
 from inferplane_cpu.cores import allowed_cores, usable_cores
 from inferplane_cpu.ops import OP_IMPLEMENTATIONS
 from inferplane_cpu.platform import CpuPlatform
 from inferplane_cpu.processor import read_processor
 from inferplane_cpu.runtime import CpuRuntime
+from inferplane_kernels_cpu import native
 
 MODEL = ModelConfig("m", "/m", {}, "A", "float32", 128, 100)
 
@@ -89,7 +91,8 @@ def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
     query = AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=found)
     assert plugins.choose_attention(query).name == "cpu_paged"
     shape = LinearShape("w", 64, 64, torch.float32, has_bias=False)
-    assert plugins.choose_linear(shape, found).name == "cpu_packed"
+    best = "cpu_packed" if native.unavailable_reason() else "cpu_native"
+    assert plugins.choose_linear(shape, found).name == best
     reference = plugins.select_device("reference")
     assert all(d.chosen.plugin == "reference" for d in plugins.op_decisions(reference, torch.float32))
     assert plugins.choose_linear(shape, reference).name == "reference"
@@ -266,10 +269,34 @@ def test_memory_is_what_may_be_taken() -> None:
     assert 0 < memory.available_bytes <= memory.total_bytes
 
 
-def test_half_precision_is_widened_where_it_is_not_native() -> None:
+def test_torch_serves_where_there_is_no_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda: "it was not built")
     plugins = load_plugins(quiet=True)
+    plain = LinearShape("w", 64, 64, torch.float32, has_bias=False)
+    assert plugins.choose_linear(plain, device()).name == "cpu_packed"
     shape = LinearShape("w", 64, 64, torch.bfloat16, has_bias=False)
     assert plugins.choose_linear(shape, device()).name == "cpu_widened"
     decision = plugins.linear_decision(shape, device())
     reasons = {candidate.name: candidate.reason for candidate in decision.candidates}
     assert reasons["cpu_packed"] == "the processor has no bf16_matmul"
+    assert reasons["cpu_native"] == "it was not built"
+    assert plugins.collect_env()["cpu"]["native kernels"] == "it was not built"
+    (found,) = plugin.diagnose()
+    assert (found.check, found.health) == ("native kernels", Health.WARNING)
+    assert "it was not built" in found.found
+
+
+def test_what_is_missing_is_said_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept_settings: None
+) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda: "it was not built")
+    CpuRuntime(device()).set_up(config(num_threads=1), rank=0)
+    assert "no native kernels, torch's operators serve: it was not built" in caplog.text
+
+
+@pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
+def test_native_kernels_have_as_many_threads(kept_settings: None) -> None:
+    CpuRuntime(device()).set_up(config(num_threads=3), rank=0)
+    assert native.num_threads() == 3
+    (found,) = plugin.diagnose()
+    assert (found.health, found.mend) == (Health.OK, None)

@@ -5,10 +5,37 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.device import DeviceDescriptor
-from inferplane.api.linear import LinearKernel, LinearShape, Multiply
+from inferplane.api.linear import FusedMultiply, LinearKernel, LinearShape, Multiply
+from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.linear import PackedLinear, WidenedLinear, can_pack
+from inferplane_kernels_cpu.native_linear import DTYPES, NativeLinear
 
 _NATIVE_PRODUCT = {torch.bfloat16: "bf16_matmul", torch.float16: "fp16_matmul"}
+
+
+class NativeMultiply(NativeLinear, FusedMultiply):
+    """A product of the native library, which takes norm and activation along."""
+
+
+class CpuNativeLinear(LinearKernel):
+    """Any plain weight, multiplied from where it lies with the best instructions of the machine."""
+
+    name = "cpu_native"
+    priority = 30
+
+    @classmethod
+    def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
+        if shape.dtype not in DTYPES:
+            return f"multiplies float32, bfloat16 and float16, not {shape.dtype}"
+        if (reason := native.unavailable_reason()) is not None:
+            return reason
+        if shape.dtype == torch.float16 and device.capabilities.has("fp16_matmul"):
+            return "torch multiplies float16 with instructions that it has not"
+        return None
+
+    @classmethod
+    def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+        return NativeMultiply(weight, bias)
 
 
 class CpuPackedLinear(LinearKernel):
@@ -54,4 +81,4 @@ class CpuWidenedLinear(LinearKernel):
         return WidenedLinear(weight, bias)
 
 
-LINEAR_KERNELS: list[type[LinearKernel]] = [CpuPackedLinear, CpuWidenedLinear]
+LINEAR_KERNELS: list[type[LinearKernel]] = [CpuNativeLinear, CpuPackedLinear, CpuWidenedLinear]

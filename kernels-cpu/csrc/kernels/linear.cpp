@@ -1,0 +1,169 @@
+#include "linear.h"
+
+#include "linear_columns.h"
+#include "linear_dots.h"
+#include "linear_tokens.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+namespace {
+
+// Up to so many tokens the weight is read with dot products. Tiles take more tokens at no cost.
+template <class T>
+constexpr int kFewTokens = kUsesTiles<T> ? 1 : kMostDotTokens;
+
+constexpr int64_t kPackedBytes = 1 << 20;  // of tokens at a time: half of a second-level cache
+constexpr int kFewestTokens = 192;         // at a time, however deep: each time reads the whole weight
+
+// Speeds of one thread, roughly, to share out the work.
+constexpr double kBytesPerNs = 16, kPackingNs = 2;
+template <class T>
+constexpr double kProductsPerNs = kUsesTiles<T> ? 800 : kIsPaired<T> ? 80 : 40;
+
+template <class T>
+class Product {
+ public:
+  Product(const LinearWeight& weight, const NormBefore* norm, const void* x, void* out, int64_t num_tokens,
+          bool is_gated)
+      : weight_(static_cast<const T*>(weight.weight)),
+        depth_(weight.in_features),
+        out_features_(weight.out_features),
+        norm_(norm),
+        x_(static_cast<const T*>(x)),
+        num_tokens_(num_tokens),
+        outputs_{static_cast<T*>(out), static_cast<const T*>(weight.bias),
+                 is_gated ? weight.out_features / 2 : weight.out_features, is_gated} {}
+
+  void run() {
+    if (num_tokens_ == 0) return;
+    if (num_tokens_ <= kFewTokens<T>) return run_few();
+    constexpr int kStep = kGroup<T> * kPanel;
+    int64_t at_once = kPackedBytes / (panel_floats<T>(depth_) * 4 / kPanel);
+    at_once = ((at_once > kFewestTokens ? at_once : kFewestTokens) + kStep - 1) / kStep * kStep;
+    for (int64_t first = 0; first < num_tokens_; first += at_once)
+      run_many(first, num_tokens_ - first < at_once ? num_tokens_ - first : at_once);
+  }
+
+ private:
+  int64_t blocks() const { return num_blocks(out_features_, outputs_.is_gated); }
+
+  // Of one block with so many tokens: to read its rows, and to multiply.
+  double nanoseconds(int64_t num_tokens) const {
+    double numbers = double(kBlock) * double(depth_);
+    return numbers * sizeof(T) / kBytesPerNs + numbers * double(num_tokens) / kProductsPerNs<T>;
+  }
+
+  void run_few() const {
+    const T* x = x_;
+    if (norm_ != nullptr) {
+      T* normed = static_cast<T*>(region_scratch(num_tokens_ * depth_ * sizeof(T)));
+      for (int64_t row = 0; row < num_tokens_; ++row) norm_row(x_, *norm_, row, depth_, normed + row * depth_);
+      x = normed;
+    }
+    for_ranges(blocks(), nanoseconds(num_tokens_), [&](int64_t first, int64_t end) {
+      float sums[kMostDotTokens * kBlock];
+      for (int64_t index = first; index < end; ++index) {
+        Block block = block_at(index, out_features_, outputs_.is_gated);
+        dot_block(weight_, depth_, block, x, int(num_tokens_), sums);
+        for (int token = 0; token < num_tokens_; ++token) outputs_.put(token, block, sums + token * kBlock);
+      }
+    });
+  }
+
+  void run_many(int64_t first_token, int64_t num_tokens) const {
+    int num_panels = int((num_tokens + kPanel - 1) / kPanel);
+    int64_t panel_stride = panel_floats<T>(depth_);
+    auto panels = static_cast<float*>(region_scratch(num_panels * panel_stride * sizeof(float)));
+    for_ranges(num_panels, kPackingNs * double(depth_), [&](int64_t panel, int64_t end) {
+      for (; panel < end; ++panel) {
+        int64_t first = panel * kPanel;
+        int rows = int(num_tokens - first < kPanel ? num_tokens - first : kPanel);
+        pack_panel(x_, norm_, first_token + first, rows, depth_, panels + panel * panel_stride);
+      }
+    });
+    for_ranges(blocks(), nanoseconds(num_tokens), [&](int64_t first, int64_t end) {
+      multiply_blocks(first, end, first_token, num_tokens, panels, panel_stride);
+    });
+  }
+
+  void multiply_blocks(int64_t first, int64_t end, int64_t first_token, int64_t num_tokens, const float* panels,
+                       int64_t panel_stride) const {
+#if INFERPLANE_HAS_AMX
+    Tiles tiles;
+#endif
+    using Number = typename Left<T>::Number;
+    constexpr int kStride = kGroup<T> * kPanel, kSums = kBlock * kStride;
+    int num_panels = int((num_tokens + kPanel - 1) / kPanel), num_groups = (num_panels + kGroup<T> - 1) / kGroup<T>;
+    int64_t part = depth_part<T>(depth_);
+    bool keeps_sums = part < depth_;  // of all groups and blocks; else of this group and the one before
+    size_t num_sums = kSums * (keeps_sums ? (end - first) * num_groups : 2);
+    auto all_sums = static_cast<float*>(thread_scratch(num_sums * sizeof(float) + kStagedNumbers<T> * sizeof(Number)));
+    auto staged = reinterpret_cast<Number*>(all_sums + num_sums);
+    struct Finished {
+      Block block;
+      int panel, size;
+      const float* sums;
+    } before{};
+    auto put = [&](const Finished& done) {
+      for (int i = 0; i < done.size; ++i) {
+        int64_t token = int64_t(done.panel + i) * kPanel;
+        int tokens = int(num_tokens - token < kPanel ? num_tokens - token : kPanel);
+        outputs_.put_columns(first_token + token, tokens, done.block, done.sums + i * kPanel, kStride);
+      }
+    };
+    int turn = 0;
+    for (int64_t at = 0; at < depth_; at += part) {
+      int64_t depth = depth_ - at < part ? depth_ - at : part;
+      for (int64_t index = first; index < end; ++index) {
+        Block block = block_at(index, out_features_, outputs_.is_gated);
+        Left<T> left = left_of(weight_, depth_, at, depth, block, num_groups > 2, staged);
+        for (int group = 0; group < num_groups; ++group) {
+          int panel = group * kGroup<T>, size = num_panels - panel < kGroup<T> ? num_panels - panel : kGroup<T>;
+          float* sums = all_sums + kSums * (keeps_sums ? (index - first) * num_groups + group : turn++ % 2);
+          multiply(left, panels + panel * panel_stride + at * kPanel / (kIsPaired<T> ? 2 : 1), panel_stride, size,
+                   padded_depth<T>(depth), sums, at > 0);
+          if (at + depth < depth_) continue;
+          // Behind the next product rather than behind its own, which the tiles are still busy with.
+          put(before);
+          before = {block, panel, size, sums};
+        }
+      }
+    }
+    put(before);
+  }
+
+  const T* weight_;
+  int64_t depth_, out_features_;
+  const NormBefore* norm_;
+  const T* x_;
+  int64_t num_tokens_;
+  Outputs<T> outputs_;
+};
+
+void run(const LinearWeight& weight, const NormBefore* norm, const void* x, void* out, int64_t num_tokens,
+         bool is_gated) {
+  switch (weight.dtype) {
+    case kFloat32: return Product<float>(weight, norm, x, out, num_tokens, is_gated).run();
+    case kBfloat16: return Product<bf16>(weight, norm, x, out, num_tokens, is_gated).run();
+    default: return Product<half>(weight, norm, x, out, num_tokens, is_gated).run();
+  }
+}
+
+}  // namespace
+}  // namespace inferplane::INFERPLANE_LEVEL
+
+// x: [num_tokens, in_features]; out: [num_tokens, out_features] or, with a gate, half of that: silu(gate) * value, the
+// gates being the first half of the weight's rows. All contiguous.
+EXPORT(void, linear)
+(const inferplane::LinearWeight* weight, const void* x, void* out, int64_t num_tokens, int32_t is_gated) {
+  inferplane::INFERPLANE_LEVEL::run(*weight, nullptr, x, out, num_tokens, is_gated != 0);
+}
+RECORDABLE(linear)
+
+// The same of rms_norm(x + residual) * norm_weight. residual becomes the sum; null stands for 0, and x is left as it is.
+EXPORT(void, linear_after_norm)
+(const inferplane::LinearWeight* weight, const void* x, void* residual, const void* norm_weight, float eps, void* out,
+ int64_t num_tokens, int32_t is_gated) {
+  inferplane::NormBefore norm{residual, norm_weight, eps};
+  inferplane::INFERPLANE_LEVEL::run(*weight, &norm, x, out, num_tokens, is_gated != 0);
+}
+RECORDABLE(linear_after_norm)

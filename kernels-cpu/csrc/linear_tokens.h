@@ -1,0 +1,104 @@
+// The activations of a product: normed on demand, and packed as columns for the multiplication.
+#pragma once
+
+#include "linear.h"
+#include "transpose.h"
+#include "vec.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+
+constexpr int kPanel = 16;  // tokens that lie together
+
+// Whether two numbers of T lie together as a pair, for instructions that multiply pairs; else they are widened to float.
+template <class T>
+constexpr bool kIsPaired = false;
+#if INFERPLANE_HAS_AVX512_BF16
+template <>
+inline constexpr bool kIsPaired<bf16> = true;
+#endif
+
+// Depth is padded with zeros to what an AMX tile holds.
+template <class T>
+constexpr int kDepthStep = kIsPaired<T> ? 32 : 1;
+
+template <class T>
+inline int64_t padded_depth(int64_t depth) {
+  return (depth + kDepthStep<T> - 1) / kDepthStep<T> * kDepthStep<T>;
+}
+
+// Floats of storage that one panel takes.
+template <class T>
+inline int64_t panel_floats(int64_t depth) {
+  return padded_depth<T>(depth) * kPanel / (kIsPaired<T> ? 2 : 1);
+}
+
+// One row of rms_norm(x + residual), rounded where the op rounds: the sum, the normed value, and its product.
+template <class T>
+inline void norm_row(const T* x, const NormBefore& norm, int64_t row, int64_t size, T* out) {
+  const T* total = x + row * size;
+  Vec squares[2] = {all_of(0), all_of(0)};
+  if (norm.residual != nullptr) {
+    T* residual = static_cast<T*>(norm.residual) + row * size;
+    for (int64_t i = 0; i < size; i += 16) {
+      int n = int(size - i < 16 ? size - i : 16);
+      store(residual + i, load(total + i, n) + load(residual + i, n), n);
+    }
+    total = residual;
+  }
+  for (int64_t i = 0; i < size; i += 16) {
+    Vec value = load(total + i, int(size - i < 16 ? size - i : 16));
+    squares[i / 16 % 2] = fma(value, value, squares[i / 16 % 2]);
+  }
+  float mean = sum_of(squares[0] + squares[1]) / float(size);
+  Vec inverse = all_of(1 / __builtin_sqrtf(mean + norm.eps));
+  const T* weight = static_cast<const T*>(norm.weight);
+  for (int64_t i = 0; i < size; i += 16) {
+    int n = int(size - i < 16 ? size - i : 16);
+    T normed[16];
+    store(normed, load(total + i, n) * inverse);
+    store(out + i, load(normed) * load(weight + i, n), n);
+  }
+}
+
+// Packs up to 16 rows of x, normed or not, as one panel: [depth / 2][16 tokens][2] pairs or [depth][16 tokens] floats.
+template <class T>
+void pack_panel(const T* x, const NormBefore* norm, int64_t first, int num_rows, int64_t depth, float* panel) {
+  // the rows as numbers of four bytes, padded with zeros to whole blocks
+  int64_t width = kIsPaired<T> ? padded_depth<T>(depth) / 2 : (depth + 15) / 16 * 16;
+  auto rows = static_cast<float*>(thread_scratch(kPanel * width * sizeof(float) + depth * sizeof(T)));
+  T* normed = reinterpret_cast<T*>(rows + kPanel * width);
+  for (int row = 0; row < kPanel; ++row) {
+    float* to = rows + row * width;
+    if (row >= num_rows) {
+      std::memset(to, 0, width * sizeof(float));
+      continue;
+    }
+    const T* from = x + (first + row) * depth;
+    if (norm != nullptr) {
+      norm_row(x, *norm, first + row, depth, normed);
+      from = normed;
+    }
+    if constexpr (kIsPaired<T>) {
+      std::memcpy(to, from, depth * sizeof(T));
+      std::memset(reinterpret_cast<T*>(to) + depth, 0, (2 * width - depth) * sizeof(T));
+    } else {
+      int64_t i = 0;
+      for (; i + 16 <= depth; i += 16) store(to + i, load(from + i));
+      if (i < depth) store(to + i, load(from + i, int(depth - i)));
+    }
+  }
+  const float* block[kPanel];
+  for (int64_t column = 0; column < width; column += 16) {
+    for (int row = 0; row < kPanel; ++row) block[row] = rows + row * width + column;
+    int64_t left = panel_floats<T>(depth) / kPanel - column;
+    if (left >= 16) {
+      transpose_16x16(block, panel + column * kPanel, kPanel);
+    } else {
+      float last[16 * kPanel];
+      transpose_16x16(block, last, kPanel);
+      std::memcpy(panel + column * kPanel, last, left * kPanel * sizeof(float));
+    }
+  }
+}
+
+}  // namespace inferplane::INFERPLANE_LEVEL
