@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
+from inferplane_kernels_triton.norm import add_rms_norm, add_rms_norm_in_fp8, rms_norm
+from inferplane_kernels_triton.quantize import quantize_per_token
 from kernel_checks import assert_close, gpu, poisoned
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -36,6 +37,31 @@ def check_add_rms_norm(num_tokens: int, dim: int, dtype: torch.dtype, device: to
     assert got is out and got_residual is residual
     assert_close(residual, total)
     assert_close(out, reference(residual, weight))
+
+
+def check_add_rms_norm_in_fp8(
+    num_tokens: int, dim: int, dtype: torch.dtype, device: torch.device, *, has_residual: bool
+) -> None:
+    """To the bit what the two kernels make that it stands for, each of which is compared with float64 elsewhere."""
+    x = torch.randn(num_tokens, dim + 16, device=device).to(dtype)[:, :dim]
+    residual = torch.randn(num_tokens, dim + 16, device=device).to(dtype)[:, 16:] if has_residual else None
+    weight = torch.randn(dim, device=device).to(dtype)
+    if residual is None:
+        normed, total = rms_norm(x, weight, EPS), x
+    else:
+        normed, total = add_rms_norm(x, residual.clone(), weight, EPS)
+    codes, scale, found = add_rms_norm_in_fp8(x, residual, weight, EPS)
+    want_codes, want_scale = quantize_per_token(normed)
+    assert torch.equal(codes.float(), want_codes.float())
+    assert torch.equal(scale, want_scale)
+    assert torch.equal(found, total)
+    assert found is (x if residual is None else residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_add_rms_norm_in_fp8(has_residual: bool, dtype: torch.dtype, device: torch.device):
+    check_add_rms_norm_in_fp8(3, 96, dtype, device, has_residual=has_residual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -72,3 +98,4 @@ def test_strided_rows_are_refused(device: torch.device):
 def test_at_real_shapes(num_tokens: int, dim: int, device: torch.device):
     check_rms_norm(torch.randn(num_tokens, dim, device=device).bfloat16())
     check_add_rms_norm(num_tokens, dim, torch.bfloat16, device)
+    check_add_rms_norm_in_fp8(num_tokens, dim, torch.bfloat16, device, has_residual=True)

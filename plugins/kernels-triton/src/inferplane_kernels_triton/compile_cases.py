@@ -14,7 +14,7 @@ from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
 from inferplane_kernels_triton.moe_routing import topk_softmax
-from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
+from inferplane_kernels_triton.norm import add_rms_norm, add_rms_norm_in_fp8, rms_norm
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 from inferplane_kernels_triton.rotary import rotary
@@ -45,6 +45,7 @@ def _elementwise(tuning: TuningTable) -> None:
     x, weight = _meta(32, 4096), _meta(4096)
     rms_norm(x, weight, 1e-5)
     add_rms_norm(x, _meta(32, 4096), weight, 1e-5)
+    add_rms_norm_in_fp8(x, _meta(32, 4096), weight, 1e-5)
     silu_and_mul(_meta(32, 28672))
 
 

@@ -13,6 +13,14 @@ LARGEST = tl.constexpr(448.0)
 
 
 @triton.jit
+def fp8_of_row(x, FP8: tl.constexpr):
+    """A row of float32 as (numbers of type FP8, their scale): the largest becomes the largest of e4m3."""
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0) / LARGEST, 1e-12)
+    # Division may round past the largest number, which has no neighbour but NaN.
+    return tl.minimum(tl.maximum(x / scale, -LARGEST), LARGEST).to(FP8), scale
+
+
+@triton.jit
 def _quantize_per_token(x_ptr, out_ptr, scale_ptr, x_row, dim, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program quantizes one row."""
     begin(PDL)
@@ -20,11 +28,9 @@ def _quantize_per_token(x_ptr, out_ptr, scale_ptr, x_row, dim, BLOCK: tl.constex
     columns = tl.arange(0, BLOCK)
     mask = columns < dim
     x = tl.load(x_ptr + row * x_row + columns, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0) / LARGEST, 1e-12)
+    codes, scale = fp8_of_row(x, out_ptr.dtype.element_ty)
     tl.store(scale_ptr + row, scale)
-    # Division may round past the largest number, which has no neighbour but NaN.
-    scaled = tl.minimum(tl.maximum(x / scale, -LARGEST), LARGEST)
-    tl.store(out_ptr + row * dim + columns, scaled.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + row * dim + columns, codes, mask=mask)
 
 
 def quantize_per_token(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
