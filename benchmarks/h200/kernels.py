@@ -233,7 +233,7 @@ def stage_decode_attention(report: Report) -> None:
         for splits, config in itertools.product(
             sorted({1, default, max(1, default // 2), default * 2}),
             (DecodeConfig(64, 4, 3), DecodeConfig(64, 4, 2), DecodeConfig(128, 4, 3), DecodeConfig(32, 2, 4),
-             DecodeConfig(64, 8, 3), DecodeConfig(32, 4, 4)),
+             DecodeConfig(64, 8, 3), DecodeConfig(32, 4, 4), DecodeConfig(32, 4, 4, 128), DecodeConfig(64, 4, 4, 256)),
         ):  # fmt: skip
             if not report.in_time:
                 break

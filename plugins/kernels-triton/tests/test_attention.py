@@ -70,19 +70,30 @@ def check_prefill(step: Paged, variant: dict, config: PrefillConfig) -> None:
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_decode(num_splits: int, variant: str, device: torch.device):
     step = make_paged([1] * 3, [1, 17, 90], dtype=torch.float32, device=device, **SMALL)
-    check_decode(step, variant_of(variant, 4, device), num_splits, DecodeConfig(keys=16))
+    check_decode(step, variant_of(variant, 4, device), num_splits, DecodeConfig(keys=16, least_keys=16))
 
 
 def test_more_splits_than_a_sequence_has_tiles(device: torch.device):
     """Most programs have nothing to do, of the shortest sequence all but one; twice, for the counters."""
     step = make_paged([1] * 4, [1, 16, 17, 70], dtype=torch.float32, device=device, **SMALL)
-    check_decode(step, {}, 8, DecodeConfig(keys=16), num_launches=2)
-    check_decode(step, variant_of("window", 4, device), 8, DecodeConfig(keys=16), num_launches=2)
+    check_decode(step, {}, 8, DecodeConfig(keys=16, least_keys=16), num_launches=2)
+    check_decode(
+        step, variant_of("window", 4, device), 8, DecodeConfig(keys=16, least_keys=16), num_launches=2
+    )
+
+
+def test_a_split_has_a_number_of_keys_at_least(device: torch.device):
+    """Sequences of one split, of two and of all three."""
+    step = make_paged([1] * 4, [30, 33, 70, 200], dtype=torch.float32, device=device, **SMALL)
+    for variant in ("plain", "window"):
+        check_decode(
+            step, variant_of(variant, 4, device), 3, DecodeConfig(keys=16, least_keys=32), num_launches=2
+        )
 
 
 def test_a_second_launch_finds_the_counters_as_the_first_one_left_them(device: torch.device):
     step = make_paged([1], [40], dtype=torch.float32, device=device, **SMALL)
-    check_decode(step, {}, 2, DecodeConfig(keys=16), num_launches=2)
+    check_decode(step, {}, 2, DecodeConfig(keys=16, least_keys=16), num_launches=2)
 
 
 @pytest.mark.parametrize("dtype", MATRIX_DTYPES, ids=str)
@@ -97,7 +108,7 @@ def test_decode_of_other_shapes(shape: tuple[int, int, int, int], dtype: torch.d
         [1, 1], [70, 35], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
         block_size=block_size, dtype=dtype, device=device,
     )  # fmt: skip
-    check_decode(step, {}, 2, DecodeConfig(keys=32))
+    check_decode(step, {}, 2, DecodeConfig(keys=32, least_keys=32))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -142,7 +153,7 @@ def test_an_fp8_cache(device: torch.device):
     step = make_paged(
         [1, 1], [40, 9], dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, device=device, **SMALL
     )
-    check_decode(step, {}, 2, DecodeConfig(keys=16))
+    check_decode(step, {}, 2, DecodeConfig(keys=16, least_keys=16))
     check_prefill(step, {}, PrefillConfig(rows=16, keys=16))
 
 

@@ -28,6 +28,8 @@ class DecodeConfig:
     """Keys a program handles at a time."""
     num_warps: int = 4
     num_stages: int = 3
+    least_keys: int = 32
+    """Keys of a split at least: putting splits together takes time, too."""
 
     @classmethod
     def default(cls, dtype: torch.dtype) -> DecodeConfig:
@@ -75,14 +77,22 @@ def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_pr
 
 
 @triton.jit
-def _range_of_split(seq_len, window, split, num_splits, HAS_WINDOW: tl.constexpr, KEYS: tl.constexpr):
+def _range_of_split(
+    seq_len,
+    window,
+    split,
+    num_splits,
+    LEAST_TILES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """(first, last, used): the keys of one split, and how many splits have any. Tiles with anything visible are dealt
-    out evenly."""
+    out evenly, though no fewer than LEAST_TILES to a split."""
     first_tile = 0
     if HAS_WINDOW:
         first_tile = tl.maximum(seq_len - window, 0) // KEYS
     num_tiles = tl.cdiv(seq_len, KEYS) - first_tile
-    tiles_per_split = tl.cdiv(num_tiles, num_splits)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), LEAST_TILES)
     first = (first_tile + split * tiles_per_split) * KEYS
     return first, tl.minimum(seq_len, first + tiles_per_split * KEYS), tl.cdiv(num_tiles, tiles_per_split)
 
@@ -121,8 +131,8 @@ def _decode_attention(
     v_scales_ptr, soft_cap, window,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    WIDTH: tl.constexpr, LEAST_TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one request, one split of its keys."""
     kv_head = tl.program_id(0)
@@ -140,7 +150,7 @@ def _decode_attention(
     q = tl.load(q_rows, mask=mask, other=0.0)
     if HAS_SCALES:
         scale = scale * tl.load(k_scales_ptr + kv_head)
-    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, HAS_WINDOW, KEYS)
+    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, LEAST_TILES, HAS_WINDOW, KEYS)
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
@@ -231,6 +241,7 @@ def decode_attention(
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
             HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
             SPLITS=num_splits, WIDTH=triton.next_power_of_2(num_splits),
+            LEAST_TILES=triton.cdiv(config.least_keys, config.keys),
             ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
             DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),
