@@ -1,4 +1,4 @@
-"""Finds which products of llama-8b another kernel than the library's multiplies faster, and says so in a table.
+"""Finds which products of a model another kernel than the library's multiplies faster, and says so in a table.
 
     python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_products.py --out DIR [--stage one_row …]
     python3 benchmarks/h200/tune_products.py --adopt DIR/products.json
@@ -39,14 +39,23 @@ from inferplane_torch_accelerator.products import (
     multiply_in_parts,
 )
 
-SHAPES = {
-    "gate_up": (28672, 4096),
-    "down": (4096, 14336),
-    "qkv": (6144, 4096),
-    "o": (4096, 4096),
-    "lm_head": (128256, 4096),
+Shape = tuple[int, int]
+SHAPES: dict[str, dict[str, Shape]] = {
+    "llama-8b": {
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "lm_head": (128256, 4096),
+    },
+    "qwen3-30b-a3b": {
+        "qkv": (5120, 2048),
+        "o": (2048, 4096),
+        "router": (128, 2048),
+        "lm_head": (151936, 2048),
+    },
 }
-"""(out_features, in_features)"""
+"""(out_features, in_features). Experts are `tune_experts.py`'s."""
 NORMED = {"gate_up", "qkv", "lm_head"}
 """With the residual and the norm before them."""
 ONE_ROW = (
@@ -69,15 +78,16 @@ CONFIGS = (
     (32, 256, 1, 4, 4),
     (64, 128, 2, 4, 5),
     (128, 64, 4, 4, 5),
+    (32, 128, 4, 4, 4),
 )
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
 
 
-def measure_one_row(measuring: Measuring, name: str, *, fp8: bool) -> None:
+def measure_one_row(measuring: Measuring, name: str, shape: Shape, *, fp8: bool) -> None:
     """The table's own configuration is among the candidates."""
-    out, inner = SHAPES[name]
+    out, inner = shape
     gated = name == "gate_up"
     weights = [randn(out, inner) for _ in range(min(8, num_buffers((1 if fp8 else 2) * out * inner)))]
     scale = None
@@ -107,7 +117,7 @@ def measure_one_row(measuring: Measuring, name: str, *, fp8: bool) -> None:
         measuring.keep(kernel, f"{out}x{inner}", best)
 
 
-def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *, gated: bool) -> None:
+def measure_few_rows(measuring: Measuring, shape: Shape, width: int, *, gated: bool) -> None:
     out, inner = shape
     weights = [randn(out, inner) for _ in range(min(8, num_buffers(2 * out * inner)))]
     space = MatmulWorkspace.allocate(64, out, 4, weights[0].device)
@@ -139,7 +149,7 @@ def measure_few_rows(measuring: Measuring, shape: tuple[int, int], width: int, *
             measuring.keep(kernel, key, best if seconds < LEAST_GAIN * plain else None)
 
 
-def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
+def measure_many_rows(measuring: Measuring, shape: Shape) -> None:
     """A transposed weight is only printed: it would be a second copy, as single rows need the other."""
     out, inner = shape
     weight, x, key = randn(out, inner), randn(MANY_ROWS, inner), f"{out}x{inner}"
@@ -157,16 +167,16 @@ def measure_many_rows(measuring: Measuring, shape: tuple[int, int]) -> None:
         measuring.keep("many_rows", key, best if times[best] < LEAST_GAIN * plain else None)
 
 
-def run(stage: str, measuring: Measuring) -> None:
+def run(stage: str, shapes: dict[str, Shape], measuring: Measuring) -> None:
     if stage.startswith("one_row"):
-        for name in ("o", "qkv", "down", "gate_up", "lm_head"):
-            measure_one_row(measuring, name, fp8=stage == "one_row_fp8")
+        for name, shape in shapes.items():
+            measure_one_row(measuring, name, shape, fp8=stage == "one_row_fp8")
             torch.cuda.empty_cache()
     elif stage == "many_rows":
-        for name in ("gate_up", "down", "qkv", "o"):
-            measure_many_rows(measuring, SHAPES[name])
+        for name in sorted(shapes.keys() - {"lm_head", "router"}):
+            measure_many_rows(measuring, shapes[name])
     else:
-        for width, (name, shape) in itertools.product(PADDED_ROWS, SHAPES.items()):
+        for width, (name, shape) in itertools.product(PADDED_ROWS, shapes.items()):
             measure_few_rows(measuring, shape, width, gated=name == "gate_up")
             torch.cuda.empty_cache()
 
@@ -179,6 +189,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("products-out"))
+    parser.add_argument("--model", choices=SHAPES, default="llama-8b")
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--seconds", type=float, default=80.0, help="of each stage")
     parser.add_argument("--adopt", type=Path, help="a products.json to put into the shipped table")
@@ -189,7 +200,7 @@ def main() -> None:
     measuring = Measuring()
     for stage in args.stage:
         measuring.start(args.seconds)
-        run(stage, measuring)
+        run(stage, SHAPES[args.model], measuring)
         measuring.write(args.out / "products.json")
 
 
