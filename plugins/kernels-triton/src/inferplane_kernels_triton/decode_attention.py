@@ -144,8 +144,8 @@ def _decode_attention(
     heads = kv_head * GROUP_SIZE + members
     row_mask = members < GROUP_SIZE
     mask = row_mask[:, None] & (columns < HEAD_DIM)[None, :]
-    begin(PDL)
     seq_len = tl.load(seq_lens_ptr + request)
+    begin(PDL)
     q_rows = q_ptr + request * q_token + heads[:, None] * q_head + columns[None, :]
     q = tl.load(q_rows, mask=mask, other=0.0)
     if HAS_SCALES:

@@ -3,6 +3,8 @@
 With programmatic dependent launch (`pdl=True`, NVIDIA from capability 9.0) a kernel's programs may start while the
 kernel before it on the stream still runs. Each kernel here therefore calls `begin` before it touches what an earlier
 kernel wrote, or writes what an earlier one may still read; what needs neither (loading weights) it does before.
+Positions, slots and sequence lengths are a step's inputs: they are in place, and an ordinary kernel has run since, when
+the first of these starts.
 """
 
 from __future__ import annotations

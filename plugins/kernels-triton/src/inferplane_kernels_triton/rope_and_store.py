@@ -23,16 +23,17 @@ def _rope_and_store(
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, DIM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program handles HEADS heads of one token: those of q first, then of k, then of v."""
-    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     section = tl.program_id(1)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    position = tl.load(positions_ptr + token)
+    begin(PDL)
     q_sections = tl.cdiv(num_heads, HEADS)
     kv_sections = tl.cdiv(num_kv_heads, HEADS)
     source = qkv_ptr + token * qkv_token
-    slot = tl.load(slots_ptr + token).to(tl.int64)
     cell = (slot // block_size) * cache_block + (slot % block_size) * cache_slot
     if section < q_sections + kv_sections:
-        table = table_ptr + tl.load(positions_ptr + token) * table_row
+        table = table_ptr + position * table_row
         if section < q_sections:
             rotate_heads(
                 source, head_dim, q_out_ptr + token * num_heads * head_dim, head_dim, section * HEADS, num_heads,
