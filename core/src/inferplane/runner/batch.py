@@ -239,11 +239,15 @@ class Batch:
         num_known = self.num_tokens[rows]
         self._check(rows, query_lens, seq_lens, num_known)
 
-        query_start = np.zeros(num_reqs + 1, np.int32)
-        np.cumsum(query_lens, out=query_start[1:])
-        token_rows = np.repeat(rows, query_lens)
-        positions = np.arange(query_start[-1], dtype=np.int64)
-        positions += np.repeat(starts - query_start[:-1], query_lens)
+        if query_lens.max(initial=1) == 1:
+            query_start = np.arange(num_reqs + 1, dtype=np.int32)
+            token_rows, positions = rows, starts
+        else:
+            query_start = np.zeros(num_reqs + 1, np.int32)
+            np.cumsum(query_lens, out=query_start[1:])
+            token_rows = np.repeat(rows, query_lens)
+            positions = np.arange(query_start[-1], dtype=np.int64)
+            positions += np.repeat(starts - query_start[:-1], query_lens)
         is_last = seq_lens == num_known
         is_sampled = is_last & self._samples[rows]
         is_unknown = is_last & (self._num_unknown[rows] > 0)
