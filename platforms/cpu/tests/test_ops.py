@@ -22,7 +22,7 @@ def test_against_the_reference(impl: OpImpl, dtype: torch.dtype) -> None:
         assert len(got) == len(want)
         for one, other in zip(got, want):
             assert one.dtype == (dtype if other.is_floating_point() else other.dtype)
-            torch.testing.assert_close(one.double(), other, rtol=relative, atol=absolute)
+            torch.testing.assert_close(one.double(), other.double(), rtol=relative, atol=absolute)
 
 
 def test_rotary_of_neighbours_in_one_projection() -> None:

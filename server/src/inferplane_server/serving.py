@@ -6,6 +6,7 @@ The engine's process starts first, and the web framework is imported while it lo
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -126,6 +127,8 @@ async def _watch_engine(engine: AsyncEngine, http: HttpServer, started_s: float)
     await engine.wait_ready()
     logger.info("Ready after %.1f s: %s", time.monotonic() - started_s, http.url)
     await http.prepare_chat()
+    gc.collect()
+    gc.freeze()  # collections to come need not look through all that is here by now, while streams wait
     while (error := http.engine_fault()) is None:
         await asyncio.sleep(HEALTH_CHECK_S)
     level = logging.WARNING if isinstance(error, EngineEndedError) else logging.CRITICAL

@@ -6,6 +6,7 @@ to: when it ends, the front end is gone, however it went, and this process ends 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -88,6 +89,9 @@ class EngineLoop:
         self._core = core
         self._reported = core.stats()
         self._send(Ready(core.config.model.max_model_len, self._reported, timings))
+        # what is here by now stays: to look through it again and again would hold up a step by a tenth of a second each
+        gc.collect()
+        gc.freeze()
         while True:
             self._take_messages(core)
             if self._ends or (self._ends_when_idle and not core.has_work()):
