@@ -72,10 +72,19 @@ async def test_base64_has_the_same_numbers(embedder):
 
 
 async def test_what_is_asked_for_reaches_the_engine(embedder):
-    await post(embedder, "/v1/embeddings", input="a", dimensions=4, normalize=False, priority=3, user="me")
+    await post(
+        embedder,
+        "/v1/embeddings",
+        input="a",
+        dimensions=4,
+        normalize=False,
+        priority=3,
+        cache_salt="s",
+        user="me",
+    )
     seen = embedder.engine.seen[0]
     assert seen["params"] == PoolingParams(task=PoolingTask.EMBED, dimensions=4, normalize=False)
-    assert seen["priority"] == 3
+    assert (seen["priority"], seen["cache_salt"]) == (3, "s")
 
 
 async def test_a_named_prompt_comes_before_texts_and_not_before_tokens(embedder):

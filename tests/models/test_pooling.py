@@ -14,10 +14,12 @@ import torch
 
 import tiny_models
 from inferplane import LLM
-from inferplane.config import ConfigError
+from inferplane.api.comm import Communicator
+from inferplane.config import ConfigError, PoolerConfig
 from inferplane.engine.errors import PromptTooLongError, TaskError
 from inferplane.models.task import task_of
 from inferplane.request import ParameterError, PoolingParams
+from model_harness import PromptRun, load_tiny, run_ranks
 from tiny_poolers import MAX_LEN, POOLERS, make_tiny_pooler, write_pooling
 
 TOLERANCE = 1e-5
@@ -80,7 +82,7 @@ def test_prompts_in_chunks_pool_as_whole_ones(kind: str, tmp_path: Path):
     mode = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}[kind]
     folder = make_tiny_pooler("Qwen3Model", tmp_path, pooling=mode)
     expected = [pooled(hidden, kind) for hidden in hidden_states(folder, "Qwen3Model")]
-    with open_llm(folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+    with open_llm(folder, max_num_batched_tokens=32, max_num_seqs=3, async_scheduling=kind == "mean") as llm:
         for _ in range(2):  # the second time with a warm prefix cache, where there is one
             for output, vector in zip(llm.embed(prompts(), use_tqdm=False), expected, strict=True):
                 assert_close(output.embedding, vector)
@@ -223,3 +225,16 @@ def test_scores_of_an_embedder_are_cosines(folder_of: Callable[[str], Path]):
         found = llm.score("one", ["two", "three"], use_tqdm=False)
     expected = [float(first @ second), float(first @ third)]
     np.testing.assert_allclose([each.score for each in found], expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertForSequenceClassification", "Qwen3Model"])
+def test_two_ranks_together_equal_one_alone(architecture: str, folder_of: Callable[[str], Path]):
+    pooler = PoolerConfig(kind="mean", tasks=("classify",), labels=("a", "b", "c", "d"))
+
+    def work(comm: Communicator | None) -> list[torch.Tensor]:
+        return PromptRun(load_tiny(folder_of(architecture), comm=comm, pooler=pooler)).logits(prompts())
+
+    alone = work(None)
+    for rank in run_ranks(2, work):
+        for found, expected in zip(rank, alone, strict=True):
+            assert_close(found.numpy(), expected.numpy())

@@ -6,6 +6,7 @@ The token after a sequence is `next_token` of it. Prompts that begin with one of
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,11 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
+def pooled_bytes(token_ids: Sequence[int]) -> bytes:
+    """What is made of a prompt in place of tokens: two numbers, its length and the sum of its tokens."""
+    return struct.pack("<2f", len(token_ids), sum(token_ids))
+
+
 def fake_config(
     *, num_blocks: int = 200, max_model_len: int = 400, architecture: str = "Fake", **scheduler: int
 ) -> EngineConfig:
@@ -68,6 +74,8 @@ class FakeExecutor:
         self._config = config
         self._token_ids: dict[str, list[int]] = {}
         self._num_computed: dict[str, int] = {}
+        self._pools: set[str] = set()
+        """Requests for a vector."""
         self._plan: StepPlan | None = None
         self.step_s = STEP_S
 
@@ -97,9 +105,12 @@ class FakeExecutor:
         for request_id in plan.removed_request_ids:
             self._token_ids.pop(request_id, None)
             self._num_computed.pop(request_id, None)
+            self._pools.discard(request_id)
         for new in plan.new_requests:
             self._token_ids[new.request_id] = list(new.token_ids)
             self._num_computed[new.request_id] = new.num_computed_tokens
+            if new.pooling is not None:
+                self._pools.add(new.request_id)
         time.sleep(self.step_s)
         for request_id in plan.num_scheduled_tokens:
             match self._token_ids[request_id][0]:
@@ -116,14 +127,19 @@ class FakeExecutor:
     def sample(self) -> PendingStep:
         assert self._plan is not None
         sampled: dict[str, list[int]] = {}
+        pooled: dict[str, bytes] = {}
         for request_id, num_tokens in self._plan.num_scheduled_tokens.items():
             self._num_computed[request_id] += num_tokens
             token_ids = self._token_ids[request_id]
             assert self._num_computed[request_id] <= len(token_ids), "a plan runs tokens that do not exist"
-            if self._num_computed[request_id] == len(token_ids):
-                token_ids.append(next_token(token_ids))
-                sampled[request_id] = token_ids[-1:]
-        return DoneStep(StepResult(step_id=self._plan.step_id, sampled_token_ids=sampled))
+            if self._num_computed[request_id] < len(token_ids):
+                continue
+            if request_id in self._pools:
+                pooled[request_id] = pooled_bytes(token_ids)
+                continue
+            token_ids.append(next_token(token_ids))
+            sampled[request_id] = token_ids[-1:]
+        return DoneStep(StepResult(step_id=self._plan.step_id, sampled_token_ids=sampled, pooled=pooled))
 
     def profile(self, run: Callable[[], object]) -> str | None:
         return None

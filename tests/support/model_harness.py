@@ -247,6 +247,8 @@ def _batch(
         logits_rows=torch.arange(sum(lens)),
         kv=kv,
         metadata={name: rounds if name in with_state else inputs for name in kv},
+        query_lens_host=lens,
+        query_start=inputs.query_start,
     )
 
 

@@ -124,6 +124,7 @@ class ScriptedEngine:
         request_id: str,
         second_text_start: int | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestDelta:
         if self.refusal:
             raise self.refusal
@@ -131,6 +132,7 @@ class ScriptedEngine:
             {
                 "params": params,
                 "priority": priority,
+                "cache_salt": cache_salt,
                 "prompt": prompt_token_ids,
                 "second_text_start": second_text_start,
             }

@@ -31,6 +31,7 @@ class PoolingRequest:
     """Of the HTTP request; each prompt's engine request has its number appended."""
     params: PoolingParams
     priority: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ async def _pool_prompt(
             request_id=request_id,
             second_text_start=prompt.second_text_start,
             priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         if delta.pooled is None:
             reason = next((each.error for each in delta.completions if each.error), "it was given up")

@@ -70,6 +70,7 @@ class Engine(Protocol):
         request_id: str,
         second_text_start: int | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestDelta:
         """The one event of a request for a vector of its prompt. Cancelling the task that waits ends the request."""
         ...

@@ -110,6 +110,9 @@ def _as_resolved(setting: Setting, config: EngineConfig, device: DeviceDescripto
         return Setting("device", f"{device.platform}:{device.index}", source)
     if setting.name == "max_model_len" and setting.value is None:
         return Setting("max_model_len", config.model.max_model_len, "model", "what it was trained for")
+    if setting.name == "task" and setting.value == "auto":
+        pooler = config.model.pooler
+        return Setting("task", "generate" if pooler is None else pooler.tasks[0], "model")
     if setting.name == "max_num_batched_tokens" and setting.value not in (
         None,
         budget := config.scheduler.max_num_batched_tokens,

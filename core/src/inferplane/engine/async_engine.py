@@ -312,12 +312,18 @@ class AsyncEngine:
         request_id: str,
         second_text_start: int | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestDelta:
         """The only event of a request for a vector, which carries it unless the request failed. Cancelling the task
         that waits ends the request. Raises what the first step of `generate` raises, and `TaskError`."""
         await self.wait_ready()
         request = self._front_end.inputs.pooling_request(
-            request_id, prompt_token_ids, params, second_text_start=second_text_start, priority=priority
+            request_id,
+            prompt_token_ids,
+            params,
+            second_text_start=second_text_start,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         stream = self._submit(request_id, [request])
         try:

@@ -130,8 +130,7 @@ class InputProcessor:
 
         Raises `TaskError`, `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` naming the field.
         """
-        if self._pooler is not None:
-            raise TaskError("generate", self._pooler.tasks)
+        self.check_generates()
         self.check_prompt(prompt_token_ids, needs_room=params.max_tokens != 0)
         self._check_params(params)
         _check_routing(priority, cache_salt)
@@ -165,6 +164,7 @@ class InputProcessor:
         *,
         second_text_start: int | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> EngineRequest:
         """The request for a vector of a whole prompt. Of a pair of texts the second begins at ``second_text_start``.
 
@@ -172,7 +172,7 @@ class InputProcessor:
         """
         check_pooling(self._pooler, params)
         self.check_prompt(prompt_token_ids, needs_room=False)
-        _check_routing(priority, None)
+        _check_routing(priority, cache_salt)
         return EngineRequest(
             request_id=f"{request_id}/{next(self._serials)}.0",
             prompt_token_ids=prompt_token_ids,
@@ -180,9 +180,15 @@ class InputProcessor:
             max_tokens=0,
             priority=priority,
             arrival_time_s=time.time(),
+            cache_salt=cache_salt,
             pooling=params,
             second_text_start=second_text_start,
         )
+
+    def check_generates(self) -> None:
+        """Raises `TaskError` of a model that pools."""
+        if self._pooler is not None:
+            raise TaskError("generate", self._pooler.tasks)
 
     def check_prompt(self, prompt_token_ids: Sequence[int], *, needs_room: bool = True) -> None:
         """Raises `EmptyPromptError`, `PromptTooLongError`, or `ParameterError` for an id that the model lacks."""

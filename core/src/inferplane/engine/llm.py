@@ -273,6 +273,7 @@ class LLM:
         ]
 
     def _rendered(self, conversation: Conversation, template_kwargs: dict[str, Any]) -> ParsedPrompt:
+        self._front_end.inputs.check_generates()
         tokenizer = self.get_tokenizer()
         text = tokenizer.apply_chat_template(conversation, **template_kwargs)
         # the template has written the special tokens itself
@@ -308,8 +309,15 @@ class LLM:
     ) -> list[EngineRequest]:
         inputs = self._front_end.inputs
         if isinstance(params, PoolingParams):
-            start = prompt.second_text_start
-            return [inputs.pooling_request(request_id, token_ids, params, second_text_start=start)]
+            return [
+                inputs.pooling_request(
+                    request_id,
+                    token_ids,
+                    params,
+                    second_text_start=prompt.second_text_start,
+                    cache_salt=prompt.cache_salt,
+                )
+            ]
         return inputs.requests(request_id, token_ids, params, cache_salt=prompt.cache_salt)
 
     # Running them

@@ -78,7 +78,8 @@ def graph_bytes(config: EngineConfig) -> int:
 def activation_bytes(config: EngineConfig, is_host_memory: bool) -> int:
     """An estimate of what the largest step holds besides weights and KV, on the generous side."""
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    num_logits = min(num_seqs, num_tokens) * config.model.vocab_size
+    is_choosing = config.model.pooler is None
+    num_logits = min(num_seqs, num_tokens) * config.model.vocab_size * is_choosing
     at_once = min(num_logits, slice_elements(is_host_memory))
     logits_bytes = num_logits * (DTYPE_BYTES[config.model.dtype] + 4) + at_once * 4 * LOGITS_COPIES
     return num_tokens * activation_bytes_per_token(config) + logits_bytes

@@ -49,6 +49,7 @@ class PoolingFields(RequestModel):
 
     model: str | None = None
     priority: int = 0
+    cache_salt: str | None = None
 
 
 class EmbeddingRequest(PoolingFields):

@@ -99,7 +99,7 @@ def _request(service: Service, kind: str, body: PoolingFields, **params: Any) ->
     """Raises `TaskError` and `ParameterError` for what the model cannot do."""
     asked = PoolingParams(**params)
     check_pooling(service.engine.config.model.pooler, asked)
-    return PoolingRequest(id=new_id(kind), params=asked, priority=body.priority)
+    return PoolingRequest(id=new_id(kind), params=asked, priority=body.priority, cache_salt=body.cache_salt)
 
 
 def _header(request: PoolingRequest, body: PoolingFields) -> Answer:
