@@ -10,6 +10,7 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
+from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
@@ -97,6 +98,12 @@ def _prefill_attention(tuning: TuningTable) -> None:
     )  # fmt: skip
 
 
+def _encoder_attention(tuning: TuningTable) -> None:
+    for dtype, window in ((BF16, None), (BF16, 64), (torch.float32, None)):
+        q, k = _meta(512, 12, 64, dtype=dtype), _meta(512, 12, 64, dtype=dtype)
+        encoder_attention(q, k, k, [128] * 4, _index(5), 0.1, window)
+
+
 def _matvec(tuning: TuningTable) -> None:
     x, norm = _meta(1, 4096), NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
     weight = _meta(28672, 4096)
@@ -141,6 +148,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "store_kv": _store_kv,
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
+    "encoder_attention": _encoder_attention,
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,
     "experts": _experts,

@@ -36,7 +36,7 @@ class PrefillConfig:
 
 
 @triton.jit
-def _request_of_tile(query_start_ptr, tile, num_reqs, QUERIES: tl.constexpr):
+def request_of_tile(query_start_ptr, tile, num_reqs, QUERIES: tl.constexpr):
     """The last request whose first tile is not behind ``tile``."""
     low = tl.full((), 0, tl.int32)
     high = num_reqs
@@ -62,7 +62,7 @@ def _prefill_attention(
     kv_head = tl.program_id(0)
     begin(PDL)
     tile = tl.load(query_start_ptr) // QUERIES + tl.num_programs(1) - 1 - tl.program_id(1)
-    request = _request_of_tile(query_start_ptr, tile, num_reqs, QUERIES)
+    request = request_of_tile(query_start_ptr, tile, num_reqs, QUERIES)
     query_begin = tl.load(query_start_ptr + request)
     query_len = tl.load(query_start_ptr + request + 1) - query_begin
     first_query = (tile - (query_begin // QUERIES + request)) * QUERIES
