@@ -68,6 +68,17 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("architecture", EMBEDDERS)
+def test_hidden_states_equal_those_of_transformers(architecture: str, folder_of: Callable[[str], Path]):
+    """Of every token, in one ragged batch."""
+    folder = folder_of(architecture)
+    model = load_tiny(folder, pooler=PoolerConfig("mean", ("embed",)))
+    for ours, theirs in zip(
+        PromptRun(model).logits(prompts()), hidden_states(folder, architecture), strict=True
+    ):
+        assert_close(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MistralModel"])
 def test_embeddings_equal_those_of_transformers(architecture: str, folder_of: Callable[[str], Path]):
     folder = folder_of(architecture)
     kind = "mean" if architecture in ENCODERS else "last"
