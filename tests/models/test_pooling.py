@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -75,6 +76,21 @@ def test_hidden_states_equal_those_of_transformers(architecture: str, folder_of:
     for ours, theirs in zip(
         PromptRun(model).logits(prompts()), hidden_states(folder, architecture), strict=True
     ):
+        assert_close(ours.numpy(), theirs.numpy())
+
+
+def test_a_modernbert_as_it_was_first_published(tmp_path: Path):
+    """Its configuration had a period in place of a list of layers, and two thetas in place of rope settings."""
+    folder = make_tiny_pooler("ModernBertModel", tmp_path)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    for key in ("layer_types", "rope_parameters"):
+        del config[key]
+    older = {"global_attn_every_n_layers": 2, "global_rope_theta": 5000.0, "local_rope_theta": 300.0}
+    file.write_text(json.dumps({**config, **older}))
+    model = load_tiny(folder, pooler=PoolerConfig("mean", ("embed",)))
+    expected = hidden_states(folder, "ModernBertModel")
+    for ours, theirs in zip(PromptRun(model).logits(prompts()), expected, strict=True):
         assert_close(ours.numpy(), theirs.numpy())
 
 

@@ -39,6 +39,12 @@ POOLERS: dict[str, tuple[str, dict[str, Any]]] = {
         "XLMRobertaConfig",
         {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "num_labels": 1},
     ),
+    "RobertaModel": ("RobertaConfig", {**SIZES, "pad_token_id": 1, "type_vocab_size": 1}),
+    "RobertaForMaskedLM": ("RobertaConfig", {**SIZES, "pad_token_id": 1, "type_vocab_size": 1}),
+    "RobertaForSequenceClassification": (
+        "RobertaConfig",
+        {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "num_labels": 2},
+    ),
     "ModernBertModel": ("ModernBertConfig", _MODERN),
     "ModernBertForMaskedLM": ("ModernBertConfig", {**_MODERN, "norm_bias": True, "attention_bias": True}),
     "ModernBertForSequenceClassification": (
@@ -73,7 +79,7 @@ def make_tiny_pooler(
 
     config_class, fields = POOLERS[architecture]
     fields = {**fields, **overrides}
-    if config_class == "XLMRobertaConfig":
+    if config_class in ("RobertaConfig", "XLMRobertaConfig"):
         # as published ones: positions begin behind the padding token's number
         fields["max_position_embeddings"] = MAX_LEN + fields["pad_token_id"] + 1
     config = getattr(transformers, config_class)(**fields)

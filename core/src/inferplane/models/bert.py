@@ -1,4 +1,4 @@
-"""BERT and XLM-RoBERTa: learned positions, and a norm behind every sum."""
+"""BERT, RoBERTa and XLM-RoBERTa: learned positions, and a norm behind every sum."""
 
 from __future__ import annotations
 

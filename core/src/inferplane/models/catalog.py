@@ -24,14 +24,13 @@ _WINDOWED = ("FullAttentionSpec", "SlidingWindowSpec")
 _HYBRID = ("FullAttentionSpec", "MambaSpec")
 _TRAINED = ("random weights", "trained weights")
 _ENCODER = ("EncoderAttentionSpec",)
+_BERT = ("learned positions", "norms behind", "no gate")
 
 CATALOG: Mapping[str, ModelFacts] = {
     "BambaForCausalLM": ModelFacts("Bamba", ("state-space layers", "partial rotary"), _HYBRID),
-    "BertForMaskedLM": ModelFacts("BERT", ("learned positions", "norms behind", "no gate"), _ENCODER),
-    "BertForSequenceClassification": ModelFacts(
-        "BERT", ("learned positions", "norms behind", "no gate"), _ENCODER
-    ),
-    "BertModel": ModelFacts("BERT", ("learned positions", "norms behind", "no gate"), _ENCODER, _TRAINED),
+    "BertForMaskedLM": ModelFacts("BERT", _BERT, _ENCODER),
+    "BertForSequenceClassification": ModelFacts("BERT", _BERT, _ENCODER),
+    "BertModel": ModelFacts("BERT", _BERT, _ENCODER, _TRAINED),
     "Cohere2ForCausalLM": ModelFacts(
         "Command", ("parallel blocks", "windows", "layers without positions"), _WINDOWED
     ),
@@ -119,14 +118,13 @@ CATALOG: Mapping[str, ModelFacts] = {
         ("FullAttentionSpec", "LinearAttentionSpec"),
         _TRAINED,
     ),
+    "RobertaForMaskedLM": ModelFacts("RoBERTa", _BERT, _ENCODER),
+    "RobertaForSequenceClassification": ModelFacts("RoBERTa", _BERT, _ENCODER),
+    "RobertaModel": ModelFacts("RoBERTa", _BERT, _ENCODER),
     "Starcoder2ForCausalLM": ModelFacts("StarCoder", ("windows", "no gate"), _WINDOWED),
-    "XLMRobertaForMaskedLM": ModelFacts(
-        "XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER
-    ),
-    "XLMRobertaForSequenceClassification": ModelFacts(
-        "XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER
-    ),
-    "XLMRobertaModel": ModelFacts("XLM-RoBERTa", ("learned positions", "norms behind", "no gate"), _ENCODER),
+    "XLMRobertaForMaskedLM": ModelFacts("XLM-RoBERTa", _BERT, _ENCODER),
+    "XLMRobertaForSequenceClassification": ModelFacts("XLM-RoBERTa", _BERT, _ENCODER),
+    "XLMRobertaModel": ModelFacts("XLM-RoBERTa", _BERT, _ENCODER),
 }
 """By Hugging Face architecture."""
 
