@@ -31,6 +31,17 @@ def assert_parity(
     assert num_ties <= MAX_TIES, f"{num_ties} of {len(outputs)} answers leave the oracle's at a tie"
 
 
+def leads_at_first_difference(outputs: Sequence[RequestOutput], expected: Sequence[Expected]) -> list[float]:
+    """Of each answer that differs from the oracle's: by how much the oracle's choice led there."""
+    leads = []
+    for output, wanted in zip(outputs, expected, strict=True):
+        pairs = zip(output.outputs[0].token_ids, wanted.token_ids, strict=True)
+        first = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        if first is not None:
+            leads.append(wanted.leads[first])
+    return leads
+
+
 def _num_same_tokens(output: RequestOutput, wanted: Expected) -> int:
     """Up to a tie, or all. Anything else fails."""
     [completion] = output.outputs

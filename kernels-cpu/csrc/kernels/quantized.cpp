@@ -31,20 +31,23 @@ inline void write_scale(uint8_t* to, int index, int scale_bytes, float value) {
   }
 }
 
+// Codes that follow each other, as a word whose halves have the even and the odd ones: what column_shift says.
+inline uint32_t in_halves(uint32_t codes, int bits) {
+  uint32_t even = bits == 4 ? 0x0f0f0f0f : 0x00ff00ff;
+  return _pext_u32(codes, even) | _pext_u32(codes, ~even) << 16;
+}
+
 void pack_strip(const QuantizedMatrix& w, int64_t first_row, const uint8_t* codes, int64_t row_bytes,
                 const float* scales, const float* minimums, uint8_t* strip) {
-  int columns = columns_per_word(w.bits);
   int64_t num_groups = (w.in_features + w.group - 1) / w.group;
   std::memset(strip, 0, size_t(w.strip_bytes));
   for (int lane = 0; lane < kStrip && first_row + lane < w.out_features; ++lane) {
     const uint8_t* row = codes + (first_row + lane) * row_bytes;
-    for (int64_t column = 0; column < w.in_features; ++column) {
-      uint32_t code = w.bits == 8 ? row[column] : (row[column / 2] >> (4 * (column & 1))) & 15u;
-      uint8_t* at = strip + (column / columns * kStrip + lane) * 4;
-      uint32_t word;
-      std::memcpy(&word, at, 4);
-      word |= code << column_shift(int(column % columns), w.bits);
-      std::memcpy(at, &word, 4);
+    for (int64_t first = 0; first < row_bytes; first += 4) {
+      uint32_t codes_in_order = 0;
+      std::memcpy(&codes_in_order, row + first, size_t(row_bytes - first < 4 ? row_bytes - first : 4));
+      uint32_t word = in_halves(codes_in_order, w.bits);
+      std::memcpy(strip + (first / 4 * kStrip + lane) * 4, &word, 4);
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       int64_t from = (first_row + lane) * num_groups + group;
