@@ -42,6 +42,13 @@ inline __m512i as_pairs(__m512 even, __m512 odd) {
                                    _mm512_add_epi32(_mm512_castps_si512(odd), half));
 }
 
+// 256 plus the code of 8 bits that lies in bits 15 to 22.
+inline __m512 raised(__m512i codes) {
+  constexpr int kAndOr = 0xea;
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(codes, _mm512_set1_epi32(255 << 15),
+                                                       _mm512_set1_epi32(0x43800000), kAndOr));
+}
+
 inline __m512 load_scales(const uint8_t* from, bool is_wide) {
   if (is_wide) return _mm512_loadu_ps(from);
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -57,16 +64,17 @@ void widen_strip(const QuantizedMatrix& w, const uint8_t* strip, char* tiles) {
   bool is_wide = w.scale_bytes == 4;
   alignas(64) float table[16];
   for (int code = 0; code < 16; ++code) table[code] = float(code - w.zero);
-  const __m512 values = _mm512_load_ps(table), zero = _mm512_set1_ps(float(w.zero));
+  const __m512 values = _mm512_load_ps(table), below = _mm512_set1_ps(kBits == 8 ? -float(256 + w.zero) : 0.0f);
   int words = w.unit / kColumns, units_per_group = w.group / w.unit, left = 0;
-  __m512 scale = _mm512_setzero_ps(), minimum = _mm512_setzero_ps();
+  __m512 scale = _mm512_setzero_ps(), offset = _mm512_setzero_ps();
   char* out = tiles;
   for (int unit = 0; unit < w.num_units; ++unit) {
     if (left == 0) {
       scale = load_scales(scales, is_wide);
       scales += kStrip * w.scale_bytes;
+      offset = _mm512_mul_ps(below, scale);
       if (w.has_minimum) {
-        minimum = load_scales(minimums, is_wide);
+        offset = _mm512_add_ps(offset, load_scales(minimums, is_wide));
         minimums += kStrip * w.scale_bytes;
       }
       left = units_per_group;
@@ -77,18 +85,17 @@ void widen_strip(const QuantizedMatrix& w, const uint8_t* strip, char* tiles) {
       codes += kStrip * 4;
 #pragma GCC unroll 4
       for (int pair = 0; pair < kColumns / 2; ++pair) {
-        __m512i low = _mm512_srli_epi32(packed, kBits * pair), high = _mm512_srli_epi32(packed, 16 + kBits * pair);
         __m512 even, odd;
         if constexpr (kBits == 4) {
-          even = _mm512_permutexvar_ps(low, values);  // takes the lowest four bits alone
-          odd = _mm512_permutexvar_ps(high, values);
+          // a lookup takes the lowest four bits alone
+          even = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, kBits * pair), values);
+          odd = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 16 + kBits * pair), values);
         } else {
-          const __m512i mask = _mm512_set1_epi32(255);
-          even = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_and_si512(low, mask)), zero);
-          odd = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_and_si512(high, mask)), zero);
+          even = raised(pair == 0 ? _mm512_slli_epi32(packed, 15) : _mm512_slli_epi32(packed, 7));
+          odd = raised(pair == 0 ? _mm512_srli_epi32(packed, 1) : _mm512_srli_epi32(packed, 9));
         }
-        even = _mm512_fmadd_ps(even, scale, minimum);
-        odd = _mm512_fmadd_ps(odd, scale, minimum);
+        even = _mm512_fmadd_ps(even, scale, offset);
+        odd = _mm512_fmadd_ps(odd, scale, offset);
         _mm512_store_si512(out, as_pairs(even, odd));
         out += 64;
       }
