@@ -1,10 +1,11 @@
 """Perplexity of one model in several forms, through the engine, on a fixed text in the public domain.
 
-    python benchmarks/quantization.py path/to/plain-folder [--text FILE] [--max-tokens 512] [--json FILE] [FORM …]
+    python benchmarks/quantization.py path/to/plain-folder [--text FILE] [--max-tokens 2048] [--json FILE] [FORM …]
 
-A form is ``bf16``; ``fp8`` or ``int8``, rounded while loading; or ``w4-64``, ``w4-128``, ``w8``, ``mxfp4``, written by
-``inferplane quantize`` first. Printed is a table with the distance of each from bf16. The text that is used when none
-is named is short: it shows gross faults, not small differences.
+A form is ``bf16``; ``fp8``, ``int8``, ``int4`` or ``mxfp4``, rounded while loading; ``w4-64``, ``w4-128``, ``w8`` or
+``w-mxfp4``, written by ``inferplane quantize`` first, with error feedback where ``-gptq`` is added; or bf16 with keys
+and values in another type, as in ``kv-fp8_e4m3``. Printed is a table with the distance of each from bf16. The text that
+is used when none is named is short: a percent more or less says nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from inferplane import LLM, SamplingParams
+from inferplane.api.kv import QUANTIZED_KV
 from inferplane.config import EngineArgs
 from inferplane.config.resolve import resolve
 from inferplane.plugins import load_plugins
+from inferplane.quantization.calibration import default_text
 from inferplane.quantization.writer import scheme_named, write_quantized
 
 TEXT = Path(__file__).with_name("carroll_1865.txt")
-ONLINE = ("fp8", "int8")
-WRITTEN = {"w8": ("int8", None), "w4-64": ("int4", 64), "w4-128": ("int4", 128), "mxfp4": ("mxfp4", None)}
-FORMS = ("bf16", *ONLINE, "w4-64", "mxfp4")
+ONLINE = ("fp8", "int8", "int4", "mxfp4")
+WRITTEN = {"w8": ("int8", None), "w4-64": ("int4", 64), "w4-128": ("int4", 128), "w-mxfp4": ("mxfp4", None)}
+FEEDBACK = "-gptq"
+KV = tuple(f"kv-{name}" for name in QUANTIZED_KV)
+FORMS = ("bf16", "int8", "fp8", "w4-64", "w4-64-gptq", "w-mxfp4", "w-mxfp4-gptq", *KV)
 
 
 def perplexity(model: str, text: str, num_tokens: int, window: int, **settings: Any) -> tuple[float, int]:
@@ -47,16 +52,20 @@ def measure(form: str, folder: Path, text: str, options: argparse.Namespace) -> 
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         model = folder
-        if form in WRITTEN:
-            name, group_size = WRITTEN[form]
+        if (plain := form.removesuffix(FEEDBACK)) in WRITTEN:
+            name, group_size = WRITTEN[plain]
+            calibration = None if plain == form else default_text()
             plugins = load_plugins()
             model = Path(scratch) / "model"
             config = resolve(EngineArgs(model=str(folder), device="reference"), plugins)
-            write_quantized(config, plugins, scheme_named(name, group_size), model, progress=False)
+            scheme = scheme_named(name, group_size)
+            write_quantized(config, plugins, scheme, model, calibration_text=calibration, progress=False)
         elif form in ONLINE:
             common["quantization"] = form
+        elif form in KV:
+            common["kv_cache_dtype"] = form.removeprefix("kv-")
         elif form != "bf16":
-            raise SystemExit(f"{form} is no form; there are bf16, {', '.join((*ONLINE, *WRITTEN))}")
+            raise SystemExit(f"{form} is no form; there are bf16, {', '.join((*ONLINE, *WRITTEN, *KV))}")
         found, count = perplexity(str(model), text, options.max_tokens, options.window, **common)
     return {
         "engine": "inferplane", "model": folder.name, "case": f"perplexity_{form}", "tokens": count,
@@ -71,7 +80,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("forms", nargs="*", default=FORMS)
     parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--device")
     parser.add_argument("--json", type=Path, help="append one object for each form to this file")

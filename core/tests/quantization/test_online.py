@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,10 @@ import torch
 from inferplane import LLM, SamplingParams
 from inferplane.api.comm import Communicator
 from inferplane.api.linear import LinearShape, Multiply
-from inferplane.api.quant import QuantizedLinearKernel, QuantizedWeight
+from inferplane.api.quant import QuantFormat, QuantizedLinearKernel, QuantizedWeight
 from inferplane.config import ConfigError
 from inferplane.models.registry import build_model
-from inferplane.quantization.online import OnlineFp8, OnlineInt8
-from inferplane.quantization.rounding import round_to
+from inferplane.quantization.online import OnlineFp8, OnlineInt4, OnlineInt8, OnlineMxfp4
 from model_harness import PromptRun, load_tiny, make_context, read_config, read_tensors, run_ranks
 
 PROMPTS = [[5, 9, 2, 31, 77, 8], [7, 1]]
@@ -26,19 +26,29 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model("llama")
 
 
-def quantized_by_hand(folder: Path, online: OnlineFp8 | OnlineInt8) -> list[torch.Tensor]:
+def rounded(online: QuantFormat, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    matrix = online.matrix(name, *tensor.shape)
+    assert matrix is not None
+    return matrix.read({"weight": tensor}).dequantize(torch.float32)
+
+
+def quantized_by_hand(folder: Path, online: QuantFormat) -> list[torch.Tensor]:
     """The model as it is, but with each matrix of a layer rounded and widened again beforehand."""
     model = build_model(make_context(read_config(folder)))
     tensors = (
-        (name, round_to(tensor, online.scheme).dequantize(torch.float32) if "_proj." in name else tensor)
+        (name, rounded(online, name, tensor) if "_proj." in name else tensor)
         for name, tensor in read_tensors(folder)
     )
     model.load_weights(tensors)
     return PromptRun(model).logits(PROMPTS)
 
 
-@pytest.mark.parametrize("online", [OnlineFp8({}), OnlineInt8({})], ids=["fp8", "int8"])
-def test_every_matrix_of_a_layer_is_rounded(folder: Path, online: OnlineFp8 | OnlineInt8) -> None:
+@pytest.mark.parametrize(
+    ("online", "groups"),
+    [(OnlineFp8({}), {None}), (OnlineInt8({}), {None}), (OnlineInt4({}), {64, 32}), (OnlineMxfp4({}), {32})],
+    ids=["fp8", "int8", "int4", "mxfp4"],
+)
+def test_every_matrix_of_a_layer_is_rounded(folder: Path, online: Any, groups: set[int | None]) -> None:
     seen: list[LinearShape] = []
 
     class Noted(QuantizedLinearKernel):
@@ -61,7 +71,9 @@ def test_every_matrix_of_a_layer_is_rounded(folder: Path, online: OnlineFp8 | On
     for kernels in ({"choose_quantized": choose}, {}):
         got = PromptRun(load_tiny(folder, quantization=online, **kernels)).logits(PROMPTS)
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want))
-    assert len(seen) == 8 and {shape.scheme for shape in seen} == {online.scheme}
+    schemes = {shape.scheme for shape in seen}
+    assert len(seen) == 8 and {scheme.granularity.columns for scheme in schemes} == groups
+    assert {scheme.number for scheme in schemes} == {online.scheme.number}
     plain = PromptRun(load_tiny(folder)).logits(PROMPTS)
     assert not torch.allclose(plain[0], want[0], atol=1e-3)
 
@@ -95,6 +107,6 @@ def test_through_the_engine(folder: Path) -> None:
 
 def test_an_unknown_way(folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match="--quantization 'int5' is none that can be read; there are fp8, int8"
+        ConfigError, match="--quantization 'int5' is none that can be read; there are fp8, int4, int8, mxfp4"
     ):
         generate(folder, quantization="int5")

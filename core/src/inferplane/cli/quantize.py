@@ -16,18 +16,42 @@ SCHEMES = ("fp8", "int8", "int4", "mxfp4")
 @click.option("--scheme", type=click.Choice(SCHEMES), required=True, help="What each number becomes.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to make.")
 @click.option("--group-size", type=int, help="Columns that share a scale, of --scheme int4. Default: 128.")
+@click.option(
+    "--error-feedback",
+    is_flag=True,
+    help="Let later columns make up for what earlier ones lose (GPTQ), as inputs on a text say; of int4 and mxfp4.",
+)
+@click.option(
+    "--calibration-text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the text for --error-feedback. Default: a short one that comes along.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
-def quantize(model: str, scheme: str, out: Path, group_size: int | None, as_json: bool) -> None:
-    """Round the weights of MODEL to the nearest and write them as a compressed-tensors checkpoint."""
+def quantize(
+    model: str,
+    scheme: str,
+    out: Path,
+    group_size: int | None,
+    error_feedback: bool,
+    calibration_text: Path | None,
+    as_json: bool,
+) -> None:
+    """Round the weights of MODEL and write them as a compressed-tensors checkpoint."""
+    if calibration_text is not None and not error_feedback:
+        raise click.UsageError("--calibration-text is for --error-feedback, which is not asked for")
     from inferplane.config.args import EngineArgs
     from inferplane.config.resolve import resolve
     from inferplane.plugins import load_plugins
+    from inferplane.quantization.calibration import default_text
     from inferplane.quantization.writer import scheme_named, write_quantized
 
     plugins = load_plugins()
     found = scheme_named(scheme, group_size)
     config = resolve(EngineArgs(model=model, device="reference"), plugins)
-    written = write_quantized(config, plugins, found, out)
+    text = None
+    if error_feedback:
+        text = default_text() if calibration_text is None else calibration_text.read_text(encoding="utf-8")
+    written = write_quantized(config, plugins, found, out, calibration_text=text)
     if as_json:
         click.echo(json.dumps({"out": str(out), "scheme": str(found), **asdict(written)}))
         return

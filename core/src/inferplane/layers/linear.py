@@ -57,6 +57,11 @@ class Linear(Layer):
         return "+".join(self._outputs)
 
     @property
+    def outputs(self) -> Mapping[str, Share | Rows]:
+        """The rows of each matrix that the product has, in its order."""
+        return self._outputs
+
+    @property
     def in_features(self) -> int:
         return self._inputs.size
 

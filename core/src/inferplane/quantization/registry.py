@@ -28,7 +28,9 @@ STORED: Mapping[str, str] = {
 
 ONLINE: Mapping[str, str] = {
     "fp8": "inferplane.quantization.online:OnlineFp8",
+    "int4": "inferplane.quantization.online:OnlineInt4",
     "int8": "inferplane.quantization.online:OnlineInt8",
+    "mxfp4": "inferplane.quantization.online:OnlineMxfp4",
 }
 """What ``--quantization`` makes of a plain checkpoint while it is loaded."""
 

@@ -1,4 +1,8 @@
-"""Rounding a plain matrix to a scheme: each number to the nearest that its block's scale allows."""
+"""Rounding a plain matrix to a scheme: each number to the nearest that its block's scale allows.
+
+Blocks of four bits and fewer get the scale that errs least, others that which makes their largest number the largest
+code.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from inferplane.api.quantized_weight import (
     QuantScheme,
     pack_nibbles,
 )
+from inferplane.quantization.scale_search import nearest, search_scales
 
 INT8_CHANNEL = QuantScheme(
     Number.INT, 8, Granularity(1, None), torch.float32,
@@ -27,10 +32,14 @@ FP8_CHANNEL = QuantScheme(
 )  # fmt: skip
 
 
+INT4_GROUPS = QuantScheme(Number.INT, 4, Granularity(1, 128), torch.bfloat16)
+MXFP4 = QuantScheme(Number.FP4, 4, Granularity(1, 32), torch.float8_e8m0fnu)
+
+
 def round_to(weight: torch.Tensor, scheme: QuantScheme) -> QuantizedWeight:
     """``weight: [out_features, in_features]`` of any float dtype; symmetric schemes with a scale for each row or group.
 
-    The largest number of a block becomes the largest that the codes have. A block of zeros has the scale 1.
+    A block of zeros has the scale 1.
     """
     granularity = scheme.granularity
     if granularity.rows != 1 or not scheme.is_symmetric or scheme.has_column_order:
@@ -39,13 +48,13 @@ def round_to(weight: torch.Tensor, scheme: QuantScheme) -> QuantizedWeight:
     size = granularity.columns or num_columns
     padding = -num_columns % size
     blocks = torch.nn.functional.pad(weight.float(), (0, padding)).unflatten(1, (-1, size))
-    largest = blocks.abs().amax(-1)
-    scale = largest / _largest_code(scheme)
-    if scheme.scale_dtype == torch.float8_e8m0fnu:
-        scale = torch.exp2(torch.floor(torch.log2(largest)) - 2)
-    scale = torch.where(largest == 0, 1.0, scale).to(scheme.scale_dtype)
+    if scheme.is_packed:
+        scale = search_scales(blocks, scheme)
+    else:
+        largest = blocks.abs().amax(-1)
+        scale = torch.where(largest == 0, 1.0, largest / _largest_code(scheme)).to(scheme.scale_dtype)
     scaled = (blocks / scale.float().unsqueeze(-1)).flatten(1)[:, :num_columns]
-    return QuantizedWeight(scheme, num_rows, num_columns, _codes(scaled, scheme), scale)
+    return QuantizedWeight(scheme, num_rows, num_columns, codes_of(scaled, scheme), scale)
 
 
 def with_columns(scheme: QuantScheme, group_size: int | None) -> QuantScheme:
@@ -56,26 +65,18 @@ def with_columns(scheme: QuantScheme, group_size: int | None) -> QuantScheme:
 def _largest_code(scheme: QuantScheme) -> float:
     if scheme.number in FLOAT8:
         return torch.finfo(FLOAT8[scheme.number]).max
-    if scheme.number is Number.INT:
-        # between the largest and the smallest code, both of which are used
-        return 2 ** (scheme.bits - 1) - 0.5
-    return max(TABLES[scheme.number])
+    # between the largest and the smallest code, both of which are used
+    return 2 ** (scheme.bits - 1) - 0.5
 
 
-def _codes(scaled: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
+def codes_of(scaled: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
+    """The codes of ``[rows, columns]`` numbers, which are nearest to them, as `QuantizedWeight` has them."""
     if (float8 := FLOAT8.get(scheme.number)) is not None:
         limit = torch.finfo(float8).max
         return scaled.clamp(-limit, limit).to(float8)
+    values = nearest(scaled, scheme)
     if scheme.number is Number.INT:
-        half = 2 ** (scheme.bits - 1)
-        codes = scaled.round().clamp(-half, half - 1)
-        return pack_nibbles(codes + 8) if scheme.is_packed else codes.to(torch.int8)
+        return pack_nibbles(values + 8) if scheme.is_packed else values.to(torch.int8)
     table = torch.tensor(TABLES[scheme.number], device=scaled.device)
-    # ties go to the even code, as IEEE 754 rounds
-    ordered, order = table.sort(stable=True)
-    above = torch.searchsorted(ordered, scaled.contiguous()).clamp(1, 15)
-    low, high = ordered[above - 1], ordered[above]
-    below_wins = (scaled - low < high - scaled) | (
-        (scaled - low == high - scaled) & (order[above - 1] % 2 == 0)
-    )
-    return pack_nibbles(order[torch.where(below_wins, above - 1, above)])
+    size = torch.searchsorted(table[:8], values.abs().contiguous())
+    return pack_nibbles(size + 8 * (values < 0))

@@ -1,11 +1,11 @@
-"""Writing a quantized checkpoint in the format of compressed-tensors, each number rounded to the nearest."""
+"""Writing a quantized checkpoint in the format of compressed-tensors."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,37 @@ from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import SoloCommunicator
 from inferplane.api.model import BuildContext
 from inferplane.api.quant import QuantFormat, StoredMatrix
-from inferplane.api.quantized_weight import FLOAT8, Granularity, Number, QuantizedWeight, QuantScheme
+from inferplane.api.quantized_weight import FLOAT8, Number, QuantizedWeight, QuantScheme
 from inferplane.config import EngineConfig
 from inferplane.layers import walk_layers
 from inferplane.models.errors import ModelLoadError
-from inferplane.models.loader import open_checkpoint
+from inferplane.models.loader import load_tokenizer, open_checkpoint
 from inferplane.models.registry import build_model
 from inferplane.models.source import ModelSource
 from inferplane.plugins import PluginSet
+from inferplane.quantization.calibration import Calibration
 from inferplane.quantization.online import LEAST_FEATURES
-from inferplane.quantization.rounding import FP8_CHANNEL, INT8_CHANNEL, round_to, with_columns
+from inferplane.quantization.rounding import (
+    FP8_CHANNEL,
+    INT4_GROUPS,
+    INT8_CHANNEL,
+    MXFP4,
+    round_to,
+    with_columns,
+)
 from inferplane.reference.attention import ReferenceAttention
 
 SCHEMES: Mapping[str, QuantScheme] = {
     "fp8": FP8_CHANNEL,
     "int8": INT8_CHANNEL,
-    "int4": QuantScheme(Number.INT, 4, Granularity(1, 128), torch.bfloat16),
-    "mxfp4": QuantScheme(Number.FP4, 4, Granularity(1, 32), torch.float8_e8m0fnu),
+    "int4": INT4_GROUPS,
+    "mxfp4": MXFP4,
 }
 """fp8 and int8 with activations by the token, the others for weights alone; the group of int4 can be changed."""
 
 _TOKEN = {"strategy": "token", "dynamic": True, "symmetric": True}
 _SHARD_BYTES = 4 << 30
+LEAST_CALIBRATION_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,19 @@ def scheme_named(name: str, group_size: int | None) -> QuantScheme:
 
 
 def write_quantized(
-    config: EngineConfig, plugins: PluginSet, scheme: QuantScheme, out: Path, *, progress: bool = True
+    config: EngineConfig,
+    plugins: PluginSet,
+    scheme: QuantScheme,
+    out: Path,
+    *,
+    calibration_text: str | None = None,
+    progress: bool = True,
 ) -> Written:
     """Writes the model of ``config``, a folder of plain weights, to the folder ``out``, which must not be there yet.
 
-    Rounded are the matrices of linear layers; embeddings, the output head, routers and norms stay as they are. Raises
-    `ModelLoadError` naming the matrix that the scheme does not fit.
+    Rounded are the matrices of linear layers; embeddings, the output head, routers and norms stay as they are. With
+    ``calibration_text`` they are rounded with error feedback (`Calibration`), but for those of experts; that is for
+    schemes with groups. Raises `ModelLoadError` naming the matrix that the scheme does not fit.
     """
     source = Path(config.model.path)
     if not source.is_dir() or config.model.hf_config.get("quantization_config"):
@@ -78,6 +94,9 @@ def write_quantized(
     if out.exists():
         raise ModelLoadError(f"{out}: is there already; name a folder that is not")
     names = _matrices(config, plugins)
+    calibrated: Mapping[str, QuantizedWeight] = {}
+    if calibration_text is not None:
+        calibrated = _calibrate(config, plugins, scheme, names, calibration_text)
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True)
     try:
@@ -85,7 +104,7 @@ def write_quantized(
         for name, tensor in _with_bar(source, progress):
             layer = name.removesuffix(".weight")
             if layer in names and name != layer and tuple(tensor.shape) == names[layer]:
-                writer.add_matrix(layer, tensor, scheme)
+                writer.add_matrix(layer, tensor, scheme, calibrated.get(layer))
             else:
                 writer.add_plain(name, tensor)
         if not writer.rounded:
@@ -115,24 +134,62 @@ class _Asking(QuantFormat):
         return None
 
 
-def _matrices(config: EngineConfig, plugins: PluginSet) -> dict[str, tuple[int, int]]:
-    """``(out_features, in_features)`` by name, from the model on the meta device."""
-    asking, device = _Asking({}), plugins.select_device(config.device.platform)
+def _context(config: EngineConfig, plugins: PluginSet, device: torch.device) -> BuildContext:
+    """Of a plain model on the reference attention."""
+    descriptor = plugins.select_device(config.device.platform)
     dtype = getattr(torch, config.model.dtype)
 
     def attention(layer: AttentionLayer) -> AttentionBackend:
         return ReferenceAttention()
 
-    context = BuildContext(
+    return BuildContext(
         config=config,
-        ops=plugins.resolve_ops(device, dtype),
+        ops=plugins.resolve_ops(descriptor, dtype),
         comm=SoloCommunicator(),
-        device=torch.device("meta"),
+        device=device,
         dtype=dtype,
-        choose_linear=lambda shape: plugins.choose_linear(shape, device),
+        choose_linear=lambda shape: plugins.choose_linear(shape, descriptor),
         choose_attention=attention,
-        quantization=asking,
     )
+
+
+def _calibrate(
+    config: EngineConfig,
+    plugins: PluginSet,
+    scheme: QuantScheme,
+    names: Mapping[str, tuple[int, int]],
+    text: str,
+) -> Mapping[str, QuantizedWeight]:
+    if not scheme.is_packed:
+        raise ModelLoadError(f"calibration is for schemes with groups, not for {scheme}")
+    for name, shape in names.items():
+        _check_groups(name, shape, scheme)
+    source = ModelSource(config.model.path, "folder", Path(config.model.path))
+    token_ids = load_tokenizer(source).encode(text)
+    if len(token_ids) < LEAST_CALIBRATION_TOKENS:
+        raise ModelLoadError(
+            f"the calibration text has {len(token_ids)} tokens, and should have {LEAST_CALIBRATION_TOKENS} at least"
+        )
+    calibration = Calibration(scheme, names)
+    model = build_model(calibration.context(_context(config, plugins, torch.device("cpu"))), plugins.models())
+    with torch.inference_mode():
+        model.load_weights(open_checkpoint(source).tensors())
+    calibration.run(model, token_ids, config.cache.block_size)
+    return calibration.rounded
+
+
+def _check_groups(name: str, shape: tuple[int, ...], scheme: QuantScheme) -> None:
+    size = scheme.granularity.columns
+    if size is not None and shape[1] % size:
+        raise ModelLoadError(
+            f"{name} [{shape[0]}, {shape[1]}]: its columns are no whole number of groups of {size}"
+        )
+
+
+def _matrices(config: EngineConfig, plugins: PluginSet) -> dict[str, tuple[int, int]]:
+    """``(out_features, in_features)`` by name, from the model on the meta device."""
+    asking = _Asking({})
+    context = replace(_context(config, plugins, torch.device("meta")), quantization=asking)
     model = build_model(context, plugins.models())
     for layer in walk_layers(model):
         layer.weight_slots()  # experts ask when they name their tensors
@@ -167,15 +224,13 @@ class _Writer:
         self.bytes_before += tensor.nbytes
         self._add(name, tensor)
 
-    def add_matrix(self, name: str, tensor: torch.Tensor, scheme: QuantScheme) -> None:
-        size = scheme.granularity.columns
-        if size is not None and tensor.shape[1] % size:
-            raise ModelLoadError(
-                f"{name} [{tensor.shape[0]}, {tensor.shape[1]}]: its columns are no whole number of groups of {size}"
-            )
+    def add_matrix(
+        self, name: str, tensor: torch.Tensor, scheme: QuantScheme, rounded: QuantizedWeight | None
+    ) -> None:
+        _check_groups(name, tuple(tensor.shape), scheme)
         self.rounded.append(name)
         self.bytes_before += tensor.nbytes
-        for suffix, part in stored_form(round_to(tensor, scheme)).items():
+        for suffix, part in stored_form(rounded or round_to(tensor, scheme)).items():
             self._add(f"{name}.{suffix}", part)
 
     def plain_matrices(self, names: Mapping[str, object]) -> list[str]:
