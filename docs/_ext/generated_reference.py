@@ -1,4 +1,5 @@
-"""Directives that write pages: `hooks`, `command-line`, `environment`, `engine-options` and `support-matrix`."""
+"""Directives that write pages: `hooks`, `command-line`, `environment`, `engine-options`, `support-matrix` and
+`format-matrix`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import format_matrix
 import reference_text
 import support_matrix
 
@@ -17,6 +19,7 @@ WRITERS: dict[str, Callable[[], str]] = {
     "environment": reference_text.environment_markdown,
     "engine-options": reference_text.engine_options_markdown,
     "support-matrix": support_matrix.support_matrix_markdown,
+    "format-matrix": format_matrix.format_matrix_markdown,
 }
 
 

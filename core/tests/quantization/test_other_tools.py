@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,13 +15,29 @@ def weight(rows: int, columns: int) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
 
 
+pytestmark = pytest.mark.slow
+
+
+def by_definition(functional: Any, codes: torch.Tensor, state: Any) -> torch.Tensor:
+    """Two codes a byte, the first in the high half, in blocks that lie one after another."""
+    scale = state.absmax
+    if state.nested:
+        scale = functional.dequantize_blockwise(scale, state.state2) + state.offset
+    numbers = state.code[torch.stack([codes.flatten() >> 4, codes.flatten() & 15], -1).flatten().long()]
+    return (numbers * scale.repeat_interleave(state.blocksize)[: len(numbers)]).view(state.shape)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(64, 128), (24, 96)])
 def test_bitsandbytes(shape: tuple[int, int], kind: str, nested: bool) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     codes, state = functional.quantize_4bit(weight(*shape), quant_type=kind, compress_statistics=nested)
-    want = functional.dequantize_4bit(codes, state)
+    if shape[1] % state.blocksize == 0:
+        want = functional.dequantize_4bit(codes, state)
+    else:
+        # blocks go on from one row to the next, which its dequantizer for CPUs forgets
+        want = by_definition(functional, codes, state)
     tensors = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     config = {
         "load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested,
