@@ -42,7 +42,7 @@ def round_with_feedback(weight: torch.Tensor, scheme: QuantScheme, moments: torc
             left[:, column + 1 : end] -= torch.outer(error, inverse[column, column + 1 : end])
             errors[:, column - start] = error
         left[:, end:] -= errors @ inverse[start:end, end:]
-    return QuantizedWeight(scheme, *weight.shape, codes_of(rounded, scheme), torch.cat(scales, 1))
+    return QuantizedWeight(scheme, len(left), left.shape[1], codes_of(rounded, scheme), torch.cat(scales, 1))
 
 
 def _inverse_root(moments: torch.Tensor) -> torch.Tensor:

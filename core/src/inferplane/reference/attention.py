@@ -35,7 +35,7 @@ class ReferenceAttention(AttentionBackend):
         if type(query.layer.spec) not in _SPECS:
             known = ", ".join(spec.__name__ for spec in _SPECS)
             return f"computes attention of {known}, not of {type(query.layer.spec).__name__}"
-        if query.layer.spec.dtype == "int8_per_token_head" and query.layer.head_dim % 4:
+        if query.kv_dtype == torch.int8 and query.layer.head_dim % 4:
             return f"keeps int8 rows of a multiple of 4 numbers, not of {query.layer.head_dim}"
         return None
 

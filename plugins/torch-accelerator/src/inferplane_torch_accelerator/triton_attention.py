@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inferplane_kernels_triton.decode_attention import DecodeWorkspace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
@@ -100,7 +101,7 @@ class TritonAttention(AttentionBackend):
         layer, block_size = query.layer, query.layer.spec.block_size
         if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec):
             return f"computes full attention and sliding windows, not {type(layer.spec).__name__}"
-        is_fp8 = layer.spec.dtype in FP8
+        is_fp8 = query.kv_dtype in FP8_DTYPES
         if query.dtype not in DTYPES or not (is_fp8 or query.kv_dtype == query.dtype):
             return f"computes in float32, bfloat16 and float16 throughout, not in {query.dtype} over {query.kv_dtype}"
         if is_fp8 and not query.device.capabilities.has("fp8_e4m3_matmul"):
