@@ -58,6 +58,16 @@ def test_numbers_bit_for_bit(name: str) -> None:
     assert torch.equal(weight.dequantize(torch.float16), want.half())
 
 
+@pytest.mark.parametrize("sym", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_last_group_that_is_cut_short(bits: int, sym: bool) -> None:
+    case = gptq(bits, 64, sym=sym)
+    tensors, want = stored(case, "tail", 64, 96)
+    weight = matrix_of(case, 64, 96).read(by_suffix(tensors))
+    assert weight.scale.shape == (64, 2)
+    assert torch.equal(weight.dequantize(torch.float32), want)
+
+
 def test_zero_points_of_three_conventions() -> None:
     """The same matrix with zero points 0 and 15 among them, as AWQ and as both versions of GPTQ."""
     found = []
