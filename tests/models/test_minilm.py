@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from inferplane import LLM
 
@@ -20,7 +21,12 @@ TEXTS = ["A man is eating a meal.", "Someone has his dinner.", "The stock market
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["reference", "cpu"])
+_NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(
+    scope="module", params=["reference", "cpu", pytest.param("cuda", marks=[pytest.mark.gpu, _NO_GPU])]
+)
 def llm(request: pytest.FixtureRequest, minilm_folder: Path) -> Iterator[LLM]:
     with LLM(str(minilm_folder), device=request.param, dtype="float32") as opened:
         yield opened
