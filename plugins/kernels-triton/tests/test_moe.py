@@ -109,9 +109,18 @@ ONE_TOKEN = (OneTokenConfig(4, 16), OneTokenConfig(8, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(4, 2, 40, 24), (6, 3, 30, 18)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 40, 24), (6, 3, 30, 18), (2, 1, 40, 1100)], ids=str)
 def test_a_single_token(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
     check(1, shape, dtype, device, None, one_token=ONE_TOKEN)
+
+
+def test_a_program_takes_a_row_in_few_parts():
+    config = OneTokenConfig(8, 256)
+    assert config.tile(768, 8) == (8, 256)
+    assert config.tile(100, 8) == (8, 128)
+    assert config.tile(2048, 8) == (4, 512)
+    assert config.tile(14336, 2) == (2, 1024)
+    assert config.tile(64, 40) == (8, 64)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

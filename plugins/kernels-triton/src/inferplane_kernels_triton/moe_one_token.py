@@ -15,6 +15,9 @@ import triton.language as tl
 from inferplane_kernels_triton.activation import gated_activation
 from inferplane_kernels_triton.launch import begin, options
 
+MAX_STEPS = 32
+"""Parts that a program reads at most. Its loops are unrolled, so that loads wait for nothing, and code has limits."""
+
 
 @dataclass(frozen=True)
 class OneTokenConfig:
@@ -34,6 +37,13 @@ class OneTokenConfig:
     def for_down(cls) -> OneTokenConfig:
         """Its rows are short, and each program reads some of every expert."""
         return cls(rows=8, columns=256)
+
+    def tile(self, width: int, num_experts: int) -> tuple[int, int]:
+        """(rows, columns) for rows of ``width`` numbers of so many experts one after another: where these are long,
+        more columns and fewer rows."""
+        least = triton.next_power_of_2(triton.cdiv(width, max(1, MAX_STEPS // num_experts)))
+        columns = min(max(self.columns, least), triton.next_power_of_2(width))
+        return max(1, self.rows * min(self.columns, columns) // columns), columns
 
 
 @triton.jit
@@ -130,20 +140,18 @@ def experts_of_one_token(
     product with gate and up, and of the one down."""
     top_k = topk_ids.shape[1]
     num_experts, hidden, inner = w2.shape
-    first, second = configs
+    (first_rows, first_columns), (rows, columns) = configs[0].tile(hidden, 1), configs[1].tile(inner, top_k)
     gated = torch.empty((top_k, inner), dtype=x.dtype, device=x.device)
-    _gate_and_up[(triton.cdiv(inner, first.rows), top_k)](
+    _gate_and_up[(triton.cdiv(inner, first_rows), top_k)](
         x, w13, w13_bias, gated, topk_ids, w13.stride(0), w13.stride(1), inner, first_expert, swiglu_alpha,
         swiglu_limit,
-        IN=hidden, NUM_EXPERTS=num_experts, ACTIVATION=activation, HAS_BIAS=w13_bias is not None, ROWS=first.rows,
-        COLUMNS=min(first.columns, triton.next_power_of_2(hidden)), PDL=pdl,
-        **options(pdl, num_warps=first.num_warps),
+        IN=hidden, NUM_EXPERTS=num_experts, ACTIVATION=activation, HAS_BIAS=w13_bias is not None, ROWS=first_rows,
+        COLUMNS=first_columns, PDL=pdl, **options(pdl, num_warps=configs[0].num_warps),
     )  # fmt: skip
     out = torch.empty((1, hidden), dtype=x.dtype, device=x.device)
-    _down_and_sum[(triton.cdiv(hidden, second.rows),)](
+    _down_and_sum[(triton.cdiv(hidden, rows),)](
         gated, w2, w2_bias, out, topk_ids, topk_weights, w2.stride(0), w2.stride(1), hidden, first_expert,
-        IN=inner, TOP_K=top_k, NUM_EXPERTS=num_experts, HAS_BIAS=w2_bias is not None, ROWS=second.rows,
-        COLUMNS=min(second.columns, triton.next_power_of_2(inner)), PDL=pdl,
-        **options(pdl, num_warps=second.num_warps),
+        IN=inner, TOP_K=top_k, NUM_EXPERTS=num_experts, HAS_BIAS=w2_bias is not None, ROWS=rows,
+        COLUMNS=columns, PDL=pdl, **options(pdl, num_warps=configs[1].num_warps),
     )  # fmt: skip
     return out
