@@ -25,6 +25,108 @@ def test_an_op_that_is_off_by_a_percent(vendor: Vendor):
 
 
 @pytest.mark.slow
+def test_workers_find_what_one_process_finds(vendor: Vendor):
+    vendor.replace("ops.py", ".mul_(gate_up[..., dim:])", ".mul_(gate_up[..., dim:]) * 1.01")
+    arguments = ("--only", "1", "--only", "2", "-k", "silu or rms or signature", "--workers", "2")
+    assert vendor.failures(*arguments) == ["level_2_ops.py::test_op"]
+
+
+PRODUCTS = """
+import torch
+from torch.nn.functional import linear
+
+from inferplane.api.linear import FusedMultiply, LinearKernel
+from inferplane.api.ops import rms_norm, silu_and_mul
+from inferplane.api.quant import QuantizedLinearKernel
+
+
+class Product(FusedMultiply):
+    def __init__(self, weight, bias):
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x):
+        return linear(x, self.weight, self.bias)
+
+    def silu_and_mul(self, x):
+        return silu_and_mul(self(x))
+
+    def after_add_rms_norm(self, x, residual, weight, eps, *, is_gated):
+        total = x if residual is None else x + residual
+        normed = rms_norm(total, weight, eps)
+        return (self.silu_and_mul(normed) if is_gated else self(normed)), total
+
+
+class OwnLinear(LinearKernel):
+    name, priority = "own", 10
+
+    @classmethod
+    def unsupported_reason(cls, shape, device):
+        return None
+
+    @classmethod
+    def prepare(cls, weight, bias):
+        return Product(weight, bias)
+
+
+class OwnQuantized(QuantizedLinearKernel):
+    name, priority = "own_quantized", 10
+
+    @classmethod
+    def unsupported_reason(cls, shape, device):
+        return None if shape.dtype == torch.float32 else "float32 only"
+
+    @classmethod
+    def prepare(cls, weight, bias):
+        return Product(weight.dequantize(torch.float32), bias)
+"""
+OFFERED = """
+
+@hookimpl
+def linear_kernels(device):
+    from inferplane_faulty.products import OwnLinear
+
+    return (OwnLinear,)
+
+
+@hookimpl
+def quantized_linear_kernels(device):
+    from inferplane_faulty.products import OwnQuantized
+
+    return (OwnQuantized,)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "tests"),
+    [
+        ("", "", []),
+        (
+            "weight.dequantize(torch.float32)",
+            "weight.dequantize(torch.float32) * 1.01",
+            ["level_3_quantized.py::test_quantized_linear"],
+        ),
+        ("self(normed)), total", "self(normed)), x", ["level_3_linear.py::test_norm_and_gate_taken_along"]),
+        (
+            "rms_norm(total, weight, eps)",
+            "rms_norm(total, weight, eps) * 1.01",
+            ["level_3_linear.py::test_norm_and_gate_taken_along"],
+        ),
+    ],
+    ids=[
+        "none",
+        "a scale that is off by a percent",
+        "a sum that is not passed on",
+        "a norm that is off by a percent",
+    ],
+)
+def test_products_of_its_own(vendor: Vendor, right: str, wrong: str, tests: list[str]):
+    (vendor.package / "products.py").write_text(PRODUCTS.replace(right, wrong), encoding="utf-8")
+    vendor.append("plugin.py", OFFERED)
+    assert vendor.failures("--only", "3", "--quick", "-k", "linear") == tests
+
+
+@pytest.mark.slow
 def test_a_missing_op_runs_on_its_reference(vendor: Vendor):
     vendor.replace("ops.py", '    OpImpl("rms_norm", rms_norm, PROVIDER),\n', "")
     assert vendor.failures("--only", "2", "--only", "4", "-k", "rms_norm or greedy") == []

@@ -53,6 +53,27 @@ def test_a_report_and_its_page(tmp_path: Path):
     assert verdict.startswith("conformance of reference:0 ") and ": passed in " in verdict
 
 
+def test_workers_share_a_run(tmp_path: Path):
+    report = tmp_path / "shared.json"
+    arguments = ("--only", "1", "--only", "2", "-k", "rms_norm or signature", "--report", str(report))
+    done = conform("--device", "reference", *arguments, "--workers", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(report.read_text())
+    tests = [result["test"] for result in content["results"]]
+    of_ops = {
+        f"{dtype}-{op}-{layout}"
+        for dtype in DTYPES
+        if dtype != "float64"
+        for op in ("rms_norm", "add_rms_norm")
+        for layout in ("whole", "strided")
+    }
+    assert {test.partition("[")[2].rstrip("]") for test in tests if "level_2" in test} == of_ops
+    assert len(tests) == len(set(tests)) == len(of_ops) + 1
+    assert content["passed"] and content["levels"]["2"]["passed"] == len(of_ops)
+    assert done.stdout.splitlines()[-1].startswith("conformance of reference:0 ")
+    assert done.stdout.count("conformance of ") == 1
+
+
 def test_a_limit_of_time_leaves_a_report_of_what_ran(tmp_path: Path):
     report = tmp_path / "part.json"
     done = conform("--device", "reference", "--only", "2", "--limit", "0", "--report", str(report))

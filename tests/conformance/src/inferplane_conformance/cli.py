@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -58,6 +57,14 @@ from inferplane_conformance.level import LEVELS
     help="Start no test after so many seconds: the report then has those that ran, and says failed.",
 )
 @click.option(
+    "--workers",
+    "num_workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that share ops, attention and products. A device that compiles kernels is done sooner.",
+)
+@click.option(
     "--mode",
     type=click.Choice(("test", "perf", "support")),
     default="test",
@@ -75,6 +82,7 @@ def conform(
     soak_s: float | None,
     is_quick: bool,
     limit_s: float | None,
+    num_workers: int,
     mode: str,
     verbose: bool,
 ) -> None:
@@ -87,34 +95,26 @@ def conform(
         return
     if is_added and report is None:
         raise click.UsageError("--add needs --report, the report that it adds to")
-    import pytest
-
-    from inferplane_conformance.pytest_plugin import KitOptions, KitPlugin
+    from inferplane_conformance.pytest_plugin import KitOptions
     from inferplane_conformance.report import ReportError
+    from inferplane_conformance.running import run
 
-    levels = tuple(only) or tuple(range(level + 1))
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what else is installed must not change the outcome
     if soak_s is None:
         soak_s = 2.0 if is_quick else 10.0
     options = KitOptions(
         device=device,
-        levels=levels,
+        levels=tuple(only) or tuple(range(level + 1)),
         report=report,
         is_added=is_added,
         soak_s=soak_s,
         is_quick=is_quick,
         limit_s=limit_s,
+        num_workers=num_workers,
     )
     try:
-        kit = KitPlugin(options)
+        sys.exit(run(options, keyword, is_verbose=verbose))
     except ReportError as error:
         raise click.ClickException(str(error)) from None
-    folder = Path(__file__).parent / "levels"
-    arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    arguments += ["-v"] if verbose else ["-q"]
-    arguments += ["-k", keyword] if keyword else []
-    arguments += [str(file) for number in levels for file in sorted(folder.glob(f"level_{number}_*.py"))]
-    sys.exit(int(pytest.main(arguments, plugins=[kit])))
 
 
 def _list_ops(device: str, mode: str, report: Path | None) -> None:

@@ -19,16 +19,28 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: Toleran
         assert torch.equal(found.long(), expected.long()), f"{what}: other numbers"
         return
     assert found.is_floating_point(), f"{what}: {found.dtype} instead of a float type"
-    wide, rel, abs_ = found.double(), *tolerance
+    rel, abs_ = tolerance
+    assert_within(found, expected, abs_ + rel * expected.abs(), f"rtol {rel:g}, atol {abs_:g}", what)
+    assert_scale(found, expected, what)
+
+
+def assert_within(
+    found: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor, rule: str, what: str
+) -> None:
+    """``allowed``: how far each element may be off, which ``rule`` says in words."""
+    wide = found.double()
     assert not wide.isnan().any(), f"{what}: {int(wide.isnan().sum())} of {wide.numel()} elements are NaN"
-    excess = (wide - expected).abs() - (abs_ + rel * expected.abs())
+    excess = (wide - expected).abs() - allowed
     if excess.numel() and excess.max() > 0:
         at = int(excess.argmax())
         raise AssertionError(
-            f"{what}: {int((excess > 0).sum())} of {wide.numel()} elements are off by more than rtol {rel:g}, atol "
-            f"{abs_:g}; the worst is {wide.flatten()[at]:.6g} instead of {expected.flatten()[at]:.6g}"
+            f"{what}: {int((excess > 0).sum())} of {wide.numel()} elements are off by more than {rule}; the worst is "
+            f"{wide.flatten()[at]:.6g} instead of {expected.flatten()[at]:.6g}"
         )
-    scale = scale_error(wide, expected)
+
+
+def assert_scale(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    scale = scale_error(found.double(), expected)
     assert scale <= MAX_SCALE_ERROR, f"{what}: as a whole too large or small by {scale:.2%}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ class KitOptions:
     """Whether one case stands for those that differ in seed, in block size, or in two things at once."""
     limit_s: float | None = None
     """Of the run: after it no further test begins."""
+    num_workers: int = 1
+    """Processes for the tests that are marked with ``beside_others``; more than 1: none of them runs in this one."""
+    share: tuple[int, int] | None = None
+    """Of a worker, its number and how many there are: it runs such tests alone, and that part of them."""
 
 
 class KitPlugin:
@@ -47,6 +52,20 @@ class KitPlugin:
         self._started = time.time()
         self._report: Report | None = None
         self._session: pytest.Session | None = None
+        self._have_shares_passed = True
+
+    @property
+    def has_passed(self) -> bool:
+        """Once the run is over."""
+        return self._report is not None and self._report.has_passed
+
+    def take_over(self, shares: Sequence[dict[str, Any]]) -> None:
+        """What workers found, from their reports."""
+        for share in shares:
+            self.results += [Result(**each) for each in share["results"]]
+            self._have_shares_passed &= share["passed"]
+            for level, counts in share["levels"].items():
+                self._num_selected[int(level)] += sum(counts.values())
 
     def _earlier_report(self) -> dict[str, Any] | None:
         file = self.options.report
@@ -86,10 +105,14 @@ class KitPlugin:
     # -- what may weaken a test
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if self.options.is_quick:
-            left_out = [item for item in items if item.get_closest_marker("thorough")]
-            items[:] = [item for item in items if item not in left_out]
-            config.hook.pytest_deselected(items=left_out)
+        kept = [item for item in items if not (self.options.is_quick and item.get_closest_marker("thorough"))]
+        if self.options.share is not None:
+            index, count = self.options.share
+            kept = [item for item in kept if item.get_closest_marker("beside_others")][index::count]
+        elif self.options.num_workers > 1:
+            kept = [item for item in kept if not item.get_closest_marker("beside_others")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
         for item in items:
             if self._subject.absence and item.get_closest_marker("without_device") is None:
                 item.add_marker(pytest.mark.skip(reason=f"there is no device: {self._subject.absence}"))
@@ -101,7 +124,7 @@ class KitPlugin:
                     item.add_marker(pytest.mark.xfail(reason=xfail.reason, strict=True))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._num_selected = Counter(level_of(item.path.name) for item in session.items)
+        self._num_selected += Counter(level_of(item.path.name) for item in session.items)
 
     def pytest_runtest_logfinish(self) -> None:
         limit_s = self.options.limit_s
@@ -125,7 +148,7 @@ class KitPlugin:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._report = Report(
             subject=describe_subject(self._subject),
-            has_passed=exitstatus == 0,
+            has_passed=exitstatus in self._good_statuses() and self._have_shares_passed,
             levels=list(self.options.levels),
             is_quick=self.options.is_quick,
             num_selected=self._num_selected,
@@ -136,10 +159,15 @@ class KitPlugin:
         if self.options.report is not None:
             self._report.write(self.options.report, self._earlier)
 
+    def _good_statuses(self) -> set[int]:
+        """Part of a run may have no test."""
+        is_part = self.options.share is not None or self.options.num_workers > 1
+        return {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED} if is_part else {pytest.ExitCode.OK}
+
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """The last that is printed, after pytest's own lists."""
         terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is None or self._report is None:
+        if terminal is None or self._report is None or self.options.share is not None:
             return
         for line in self._report.summary():
             terminal.write_line(line)

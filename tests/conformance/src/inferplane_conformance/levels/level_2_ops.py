@@ -16,6 +16,8 @@ from inferplane_conformance.providers import op_implementations
 from inferplane_conformance.pytest_plugin import KitOptions
 from inferplane_conformance.subject import Subject
 
+pytestmark = pytest.mark.beside_others
+
 SEEDS = range(5)
 
 

@@ -27,6 +27,8 @@ from inferplane_conformance.pytest_plugin import KitOptions
 from inferplane_conformance.quick import crossed
 from inferplane_conformance.subject import Subject
 
+pytestmark = pytest.mark.beside_others
+
 BLOCK_SIZES = (16, 32, 64)
 """Tried besides the platform's own; one that the backend refuses is left out."""
 RUBBISH = 128.0

@@ -14,6 +14,8 @@ from inferplane_conformance.providers import op_implementations
 from inferplane_conformance.quick import crossed
 from inferplane_conformance.subject import Subject
 
+pytestmark = pytest.mark.beside_others
+
 ALPHA, LIMIT = 1.702, 1.5
 """Of ``clamped_swiglu``; the limit is small enough to be reached."""
 
