@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from inferplane import LLM, RequestOutput, SamplingParams
+from inferplane.request import ParameterError
 from inferplane_conformance.prompts import prompt
 from inferplane_conformance.subject import Subject
 from inferplane_conformance.transformers_oracle import complete
@@ -32,10 +34,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"temperature": 0.0, "frequency_penalty": 2.0, **FEW},
     "logit_bias": {"temperature": 0.0, "logit_bias": {50: 8.0, 60: -100.0}},
     "allowed_token_ids": {"temperature": 0.9, "allowed_token_ids": [40, 41, 42, 43]},
+    "bad_words": {"temperature": 0.0, "bad_words": list(string.printable)},
     "stop_token_ids": {"temperature": 0.0, "stop_token_ids": list(range(3, 100))},
     "min_tokens": {"temperature": 1.0, "min_tokens": 4, "ignore_eos": False},
 }
-"""Every setting that changes which token is chosen: none may be without effect on some device."""
+"""Every setting that changes which token is chosen: none may be without effect on some device, unless it is refused."""
 
 
 @contextmanager
@@ -158,14 +161,21 @@ def test_preemption(subject: Subject, folder: Path) -> None:
 
 
 def test_sampling_settings(subject: Subject, folder: Path) -> None:
-    """Each setting has the effect that it has on the reference platform."""
+    """Each setting has the effect that it has on the reference platform, or is refused by its name."""
     ids = prompt(40)
+    refused = subject.platform.unsupported_sampling()
+    settings = {name: {"seed": 11, **params} for name, params in SAMPLING.items()}
     answers = {}
     for device in (subject.name, "reference"):
         with LLM(str(folder), device=device, dtype="float32", max_model_len=256) as llm:
+            if device == subject.name:
+                for name in settings.keys() & refused.keys():
+                    with pytest.raises(ParameterError, match=name):
+                        generate(llm, [ids], **settings[name])
             answers[device] = {
-                name: tokens(generate(llm, [ids], **{"seed": 11, **params}))[0]
-                for name, params in SAMPLING.items()
+                name: tokens(generate(llm, [ids], **params))[0]
+                for name, params in settings.items()
+                if name not in refused
             }
             plain = [tokens(generate(llm, [ids], **params))[0] for params in ({}, FEW)]
     assert answers[subject.name] == answers["reference"]
