@@ -31,6 +31,7 @@ SCHEMES = {
     "int4 by 32": INT4,
     "int4 by 64 with zero points": replace(INT4, granularity=Granularity(1, 64), is_symmetric=False),
     "int4 by 32 in any order": replace(INT4, has_column_order=True),
+    "int4 by 32 with offsets": replace(INT4, has_offset=True),
     "int4 by channel": replace(INT4, granularity=CHANNEL),
     "int3 by 32": replace(INT4, bits=3),
     "int8 by channel": INT8,
@@ -73,7 +74,10 @@ def draw(
         group_size = scheme.granularity.columns or in_features
         order = torch.randperm(in_features, generator=generator)
         column_group = (torch.arange(in_features) // group_size)[order].int()
-    weight = QuantizedWeight(scheme, *size, codes, scale, zero, column_group, table=table)
+    offset = None
+    if scheme.has_offset:
+        offset = (scale.float() * torch.randn(blocks, generator=generator) * 4).to(scale.dtype)
+    weight = QuantizedWeight(scheme, *size, codes, scale, zero, column_group, table=table, offset=offset)
 
     rows = torch.arange(out_features) // (scheme.granularity.rows or out_features)
     columns = torch.arange(in_features) // (scheme.granularity.columns or in_features)
@@ -81,7 +85,8 @@ def draw(
     numbers = values.double()
     if zero is not None:
         numbers = numbers - zero.double()[block]
-    return weight, numbers * scale.double()[block]
+    numbers = numbers * scale.double()[block]
+    return weight, numbers if offset is None else numbers + offset.double()[block]
 
 
 def _codes(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inferplane.api.linear import LinearShape, Multiply
+from inferplane.api.linear import LinearShape, Multiply, RowProduct
 from inferplane.api.quant import QuantizedWeight
 from inferplane_conformance.closeness import assert_scale, assert_within
 from inferplane_conformance.quantized_cases import (
@@ -109,3 +109,18 @@ def check(
         results.append(found)
         wanted.append(expected)
     assert_scale(torch.cat(results), torch.cat(wanted), what)
+    if isinstance(multiply, RowProduct):
+        check_rows(subject, multiply, numbers, inputs[0].dtype, what)
+
+
+def check_rows(
+    subject: Subject, multiply: RowProduct, numbers: torch.Tensor, dtype: torch.dtype, what: str
+) -> None:
+    """In another order than they lie in, one of them twice."""
+    index = torch.arange(len(numbers)).flip(0)
+    index[0] = 0
+    rows = subject.runtime.to_host(multiply.rows(subject.runtime.to_device(index)))
+    assert rows.dtype == dtype, f"{what}: rows of {rows.dtype} instead of {dtype}"
+    assert_within(
+        rows, numbers[index], ROUNDING[dtype] * numbers[index].abs(), "rounding explains", f"{what}, rows"
+    )
