@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferplane_torch_accelerator.fp8_linear import Fp8Linear
 from inferplane_torch_accelerator.linear import DenseLinear
 from inferplane_xpu.launch import LAUNCH
 
@@ -12,3 +13,12 @@ class XpuLinear(DenseLinear):
 
     name = "xpu_dense"
     launch = LAUNCH
+
+
+class XpuFp8Linear(Fp8Linear):
+    """fp8 weights: one row by the portable kernel, more by torch, which asks oneDNN; that widens 8-bit floats where the
+    matrix engines have none."""
+
+    name = "xpu_fp8"
+    launch = LAUNCH
+    needs = "bf16_matmul"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from inferplane.api.attention import AttentionBackend
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
+    from inferplane.api.quant import QuantizedLinearKernel
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -55,6 +56,13 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_xpu.linear import XpuLinear
 
     return [XpuLinear]
+
+
+@hookimpl
+def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
+    from inferplane_xpu.linear import XpuFp8Linear
+
+    return [XpuFp8Linear]
 
 
 @hookimpl

@@ -14,7 +14,6 @@ from inferplane_torch_accelerator.launch import Launch
 
 _MULTIPLE = 16
 """Of the sizes that torch's scaled product takes."""
-_NATIVE = "fp8_e4m3_matmul"
 
 
 class Fp8Linear(QuantizedLinearKernel):
@@ -24,6 +23,8 @@ class Fp8Linear(QuantizedLinearKernel):
     """
 
     launch: ClassVar[Launch]
+    needs: ClassVar[str] = "fp8_e4m3_matmul"
+    """The capability without which the platform's torch has no scaled product."""
     priority = 10
 
     @classmethod
@@ -39,8 +40,8 @@ class Fp8Linear(QuantizedLinearKernel):
             return f"torch's scaled product makes bfloat16, not {shape.dtype}"
         if shape.in_features % _MULTIPLE or shape.out_features % _MULTIPLE:
             return f"takes multiples of {_MULTIPLE}, not {shape.in_features} → {shape.out_features}"
-        if not device.capabilities.has(_NATIVE):
-            return f"the device has no {_NATIVE}"
+        if not device.capabilities.has(cls.needs):
+            return f"the device has no {cls.needs}"
         return cls.launch.why_not()
 
     @classmethod

@@ -20,6 +20,7 @@ class Fp8Multiply(FusedProduct):
         super().__init__(weight, bias, launch, scale)
         self._columns = weight.T
         self._column_scale = scale.unsqueeze(0)
+        self._sums_fast = launch.backend == "nvidia"  # torch knows the choice for no other
 
     def after_add_rms_norm(
         self,
@@ -47,6 +48,6 @@ class Fp8Multiply(FusedProduct):
             scale_a=scale,
             scale_b=self._column_scale,
             out_dtype=dtype,
-            use_fast_accum=True,
+            use_fast_accum=self._sums_fast,
         )
         return product if self._bias is None else product.add_(self._bias)
