@@ -232,7 +232,7 @@ class QuantizedWeight:
         zero = torch.zeros_like(self.scale, dtype=torch.int8)
         return replace(self, zero=zero, scheme=replace(self.scheme, is_symmetric=False))
 
-    def _blocks(self, change: Callable[..., torch.Tensor], *arguments: Any) -> dict[str, torch.Tensor | None]:
+    def _blocks(self, change: Callable[..., torch.Tensor], *arguments: Any) -> dict[str, Any]:
         """What there is one of for each block, changed alike."""
         names = ("scale", "zero", "offset")
         values = {name: getattr(self, name) for name in names}
