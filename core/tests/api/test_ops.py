@@ -161,6 +161,7 @@ def test_example_inputs_fit_the_op_and_its_tolerances(op, dtype: torch.dtype) ->
     dtypes = {
         "topk_softmax": (torch.float32, torch.int32),
         "best_token": (torch.int64,),
+        "draw_token": (torch.int64,),
         "ssm_scan": (dtype, torch.float32),
         "selective_scan": (dtype, torch.float32),
         "gated_delta_rule": (dtype, torch.float32),

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from inferplane.api import draw_op as drawing
 from inferplane.api.ops import best_token
-from inferplane.runner import draw as drawing
 from inferplane.runner.draw import Settings, draw
 from inferplane.runner.noise import row_keys
 from race_oracle import is_first, key_of
@@ -124,7 +124,7 @@ def test_the_end_of_top_p_is_the_same_sorted_and_by_radix(seed: int, spread: flo
     top_p = torch.tensor([0.001, 0.5, 0.9, 0.99999, 1.0])
     target = drawing._target(top_p, 1.0)
     by_radix = drawing._end_by_radix(probs, target)
-    assert torch.equal(drawing._end_of_top_p(probs, target, may_look=True), by_radix)
+    assert torch.equal(drawing._end_of_top_p(probs, target, may_wait=True), by_radix)
     for row, share, end in zip(probs.double().tolist(), top_p.double().tolist(), by_radix.tolist()):
         above = sum(value for value in row if value > end)
         assert above < share + 1e-6

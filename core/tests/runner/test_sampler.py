@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferplane.api.draw_op import BLOCK
 from inferplane.plan import NewRequest
-from inferplane.runner.draw import BLOCK
 from inferplane.runner.sampler import Choices, Sampler
 from race_oracle import is_first, key_of
 

@@ -27,6 +27,7 @@ pointer = ctypes.c_void_p
 int64 = ctypes.c_int64
 int32 = ctypes.c_int32
 float32 = ctypes.c_float
+boolean = ctypes.c_bool
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from inferplane.api.device import DeviceDescriptor
+from inferplane.api.draw_op import draw_token
 from inferplane.api.encoder_ops import encoder_attention
 from inferplane.api.op import DEFAULT_TOLERANCES, OPS, Op, Tolerance, declare_op, random_tensor
 from inferplane.api.state_ops import causal_conv1d, gated_delta_rule, selective_scan, ssm_scan
@@ -30,6 +31,7 @@ __all__ = [
     "add_rms_norm",
     "best_token",
     "causal_conv1d",
+    "draw_token",
     "encoder_attention",
     "fused_experts",
     "gated_delta_rule",
@@ -82,6 +84,7 @@ class OpTable:
     selective_scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_delta_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     best_token: Callable[..., torch.Tensor]
+    draw_token: Callable[..., torch.Tensor]
     encoder_attention: Callable[..., torch.Tensor]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from inferplane.api.ops import best_token
+from inferplane.api.ops import best_token, draw_token
 from inferplane.plan import NewRequest
 from inferplane.request import PositionLogprobs
 from inferplane.runner.adjustments import Adjustments, apply_sparse
-from inferplane.runner.draw import Drawn, Settings, draw
+from inferplane.runner.draw import Settings, draw
 from inferplane.runner.logprobs import pack_logprobs, unpack_logprobs
 from inferplane.runner.noise import row_keys
 
@@ -117,13 +117,15 @@ class Sampler:
         runtime: DeviceRuntime,
         processors: Callable[[], Mapping[str, str]] = dict,
         best_token: Callable[[torch.Tensor], torch.Tensor] = best_token,
+        draw_token: Callable[..., torch.Tensor] = draw_token,
     ) -> None:
         """``processors``: the named logits processors of the installed plugins, asked for when a request names one.
-        ``best_token``: the op of that name."""
+        ``best_token`` and ``draw_token``: the ops of these names."""
         self._vocab_size = vocab_size
         self._runtime = runtime
         self._processors = processors
         self._best_token = best_token
+        self._draw_token = draw_token
         self.rows_per_slice = max(1, slice_elements(runtime.is_host_memory) // vocab_size)
         self._kind = np.zeros(max_num_reqs, np.int64)
         """What must be equal for two rows to be sampled by the same calls: see `_kind_of`."""
@@ -210,9 +212,11 @@ class Sampler:
                 if is_adjusted:
                     part = given.to(torch.float32, copy=True)
                     self._adjust(part, at, rows[at], outputs, errors)
-                drawn = self._draw(part, kind, rows[at], positions[at])
+                choices = self._draw(part, kind, rows[at], positions[at])
+                if is_adjusted:
+                    choices[1] *= _what_is_missing(given)
                 order.append(at)
-                parts.append(torch.stack((drawn.token_ids, _outcomes(drawn, given if is_adjusted else None))))
+                parts.append(choices)
         if len(parts) == 1:  # of all rows, then, in their order
             return parts[0]
         places = np.argsort(np.concatenate(order))
@@ -232,15 +236,15 @@ class Sampler:
             method = Method.TOP_P if self._top_p[row] < 1.0 else Method.PLAIN
         return (width << 3) | (method << 1) | (row in self._adjustments)
 
-    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, positions: np.ndarray) -> Drawn:
+    def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """``[2, n]`` int64 tokens and `Outcome`s, the latter as if these logits were the model's."""
         if (kind >> 1) & 3 == Method.GREEDY:
-            token_ids, is_wrong = self._best_token(logits)
-            return Drawn(token_ids, is_wrong == 0)
+            return self._best_token(logits)
         keys = row_keys(self._seed[rows], positions)
         settings = Settings(
             self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows], keys
         )
-        return draw(logits.float(), settings, kind >> 3, self._runtime)
+        return draw(logits, settings, kind >> 3, self._runtime, self._draw_token).choices
 
     def _adjust(
         self,
@@ -280,13 +284,10 @@ class Sampler:
             yield at[start : start + self.rows_per_slice]
 
 
-def _outcomes(drawn: Drawn, given: torch.Tensor | None) -> torch.Tensor:
-    """[n] `Outcome`s. ``given``: the model's logits where others were drawn from."""
-    is_wrong = drawn.is_valid.logical_not().long()
-    if given is None:
-        return is_wrong * Outcome.NOT_FINITE
+def _what_is_missing(given: torch.Tensor) -> torch.Tensor:
+    """[n] `Outcome`s of rows that leave nothing to choose once adjusted. ``given``: the model's logits."""
     # a maximum is finite unless the row has something that is not a number, or nothing above negative infinity
-    return is_wrong * torch.where(given.amax(1).isfinite(), Outcome.NOTHING_LEFT, Outcome.NOT_FINITE)
+    return torch.where(given.amax(1).isfinite(), Outcome.NOTHING_LEFT, Outcome.NOT_FINITE)
 
 
 def _take_rows(rows: torch.Tensor, at: np.ndarray, runtime: DeviceRuntime) -> torch.Tensor:

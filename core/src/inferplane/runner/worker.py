@@ -190,7 +190,12 @@ class ModelWorker(Worker):
             plugins = self.context.plugins
             ops = plugins.resolve_ops(self.context.device, dtype)
             sampler = Sampler(
-                max_num_seqs, vocab_size, runtime, plugins.logits_processors, best_token=ops.best_token
+                max_num_seqs,
+                vocab_size,
+                runtime,
+                plugins.logits_processors,
+                best_token=ops.best_token,
+                draw_token=ops.draw_token,
             )
         return Runner(self.model, runtime, kv, groups, batch, sampler, vocab_size)
 
