@@ -109,7 +109,7 @@ ONE_TOKEN = (OneTokenConfig(4, 16), OneTokenConfig(8, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(4, 2, 40, 24), (6, 3, 30, 18), (2, 1, 40, 1100)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2, 40, 24), (6, 3, 30, 18)], ids=str)
 def test_a_single_token(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
     check(1, shape, dtype, device, None, one_token=ONE_TOKEN)
 
