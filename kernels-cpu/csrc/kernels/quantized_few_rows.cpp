@@ -1,6 +1,7 @@
-// Few rows of activations times a quantized matrix, in whole numbers: activations become 16-bit fixed point with a scale for
-// each unit of columns (which is 100 times finer than bfloat16 within a unit whose values are alike in size), a unit's products
-// are summed exactly, and the sums of units as float32. Every code is read once for up to kMaxRows rows: a stream.
+// Few rows of activations times a quantized matrix, in whole numbers: activations become fixed point of 16 bits with a
+// scale for each unit of columns, a unit's products are summed exactly, and the sums of units as float32. With VNNI the
+// high and the low bytes of the activations are multiplied one by one by the codes, which are bytes then; else both are
+// 16-bit numbers. Every code is read once for up to kMaxRows rows: a stream.
 #include "kernel.h"
 #include "quantized.h"
 
@@ -21,12 +22,21 @@ inline Ints pair_of(Ints words) {
   return words;
 }
 inline Ints add_products(Ints sum, Ints codes, int32_t pair) {
-#if INFERPLANE_HAS_AVX512_BF16
-  return _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
-#else
   return _mm512_add_epi32(sum, _mm512_madd_epi16(codes, _mm512_set1_epi32(pair)));
-#endif
 }
+#if INFERPLANE_HAS_AVX512_BF16
+// Codes of a part of each word as bytes, and their products with the bytes of a plane of activations.
+template <int kPart, int kBits>
+inline Ints bytes_of(Ints words) {
+  if constexpr (kBits == 8) return words;
+  if constexpr (kPart > 0) words = _mm512_srli_epi16(words, 4);
+  return _mm512_and_si512(words, _mm512_set1_epi8(15));
+}
+inline Ints add_byte_products(Ints sum, Ints codes, int32_t four) {
+  return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+}
+inline Ints join_planes(Ints high, Ints low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+#endif
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints all_ints(int32_t value) { return _mm512_set1_epi32(value); }
 inline Floats all_floats(float value) { return _mm512_set1_ps(value); }
@@ -69,9 +79,17 @@ inline Floats load_scales(const uint8_t* from) {
 inline void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 #endif
 
+#if INFERPLANE_HAS_AVX512_BF16
+constexpr bool kInBytes = true;
+constexpr float kLargest = 127 * 256 + 127;  // whose high byte is 127
+#else
+constexpr bool kInBytes = false;
+constexpr float kLargest = 32767;
+#endif
+
 // A row of activations in fixed point.
 struct FixedRow {
-  int16_t* values;  // [num_units * unit]
+  int16_t* values;  // [num_units * unit]; in bytes: for each word of codes the high ones in their order, then the low
   int32_t* start;   // [num_units]: what the zero of the codes takes from a unit's sum
   float* scale;     // [num_units]
   float* sum;       // [num_units]: of the unit's activations, for the minimums
@@ -83,7 +101,7 @@ struct FixedRows {
   int num_units;
 
   FixedRows(const QuantizedMatrix& w, int64_t num_rows) : num_units(w.num_units) {
-    values_bytes = (int64_t(w.num_units) * w.unit * 2 + 63) / 64 * 64;
+    values_bytes = (int64_t(w.num_units) * w.unit * 2 + 63) / 64 * 64 + 64;  // a unit of 16 is written as one of 32
     row_bytes = values_bytes + (int64_t(w.num_units) * 12 + 63) / 64 * 64;
     memory = static_cast<char*>(thread_scratch(size_t(row_bytes * num_rows)));
   }
@@ -94,6 +112,33 @@ struct FixedRows {
     return {reinterpret_cast<int16_t*>(at), start, scale, scale + num_units};
   }
 };
+
+#if INFERPLANE_HAS_AVX512_BF16
+// Writes 32 values in the order in which the bytes of words of codes meet them; returns their sum.
+inline int32_t store_bytes(int bits, const float* wide, float inverse, uint8_t* out) {
+  __m512 factor = _mm512_set1_ps(inverse);
+  __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(wide), factor));
+  __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(wide + 16), factor));
+  __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first)),
+                                      _mm512_cvtepi32_epi16(second), 1);
+  __m256i high = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_add_epi16(values, _mm512_set1_epi16(128)), 8));
+  __m256i low = _mm512_cvtepi16_epi8(values);
+  if (bits == 4) {  // columns 0, 4, 1, 5 have the low halves of a word's bytes, 2, 6, 3, 7 the high ones
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    const __m512i turns = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi64(_mm512_castsi256_si512(_mm256_shuffle_epi8(high, order)), turns,
+                                                       _mm512_castsi256_si512(_mm256_shuffle_epi8(low, order))));
+  } else {
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+    const __m512i turns = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi32(_mm512_castsi256_si512(_mm256_shuffle_epi8(high, order)), turns,
+                                                       _mm512_castsi256_si512(_mm256_shuffle_epi8(low, order))));
+  }
+  return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+}
+#endif
 
 void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
   for (int unit = 0; unit < w.num_units; ++unit) {
@@ -106,8 +151,8 @@ void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
       largest = magnitude > largest ? magnitude : largest;
       wide[i] = widen(x[begin + i]);
     }
-    for (int i = size; i < w.unit; ++i) wide[i] = 0;
-    float scale = widen(bf16(largest)) * (1.0f / 32767);
+    for (int i = size; i < 32; ++i) wide[i] = 0;
+    float scale = widen(bf16(largest)) * (1 / kLargest);
     // below this the inverse overflows, and the activations are 0 in any float16 or bfloat16 product
     float inverse = scale > 1e-37f ? 1 / scale : 0;
     int32_t sum = 0;
@@ -115,13 +160,17 @@ void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
     if (largest >= 0x7f80) {  // infinite or not a number, which the result has to be as well
       scale = __builtin_nanf("");
       inverse = 0;
-      for (int i = 0; i < w.unit; ++i) wide[i] = 0;
+      for (int i = 0; i < 32; ++i) wide[i] = 0;
     }
+#if INFERPLANE_HAS_AVX512_BF16
+    sum = store_bytes(w.bits, wide, inverse, reinterpret_cast<uint8_t*>(values));
+#else
     for (int i = 0; i < w.unit; ++i) {
       auto value = int32_t(__builtin_rintf(wide[i] * inverse));
       values[i] = int16_t(value);
       sum += value;
     }
+#endif
     out.start[unit] = -w.zero * sum;
     out.scale[unit] = scale;
     out.sum[unit] = scale * float(sum);
@@ -130,8 +179,9 @@ void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
 
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum, int kRows>
 void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_lane, const FixedRow* rows, float* out) {
-  constexpr int kColumns = 32 / kBits, kPairs = kColumns / 2;
-  constexpr int kChains = kRows <= 2 ? 2 : 1;
+  constexpr int kColumns = 32 / kBits;
+  [[maybe_unused]] constexpr int kParts = 8 / kBits;
+  constexpr int kChains = kInBytes || kRows <= 2 ? 2 : 1;
   constexpr int kScaleBytes = kIsWide ? 4 : 2;
   const uint8_t* codes = strip + first_lane * 4;
   const uint8_t* scales = strip + w.scale_offset + first_lane * kScaleBytes;
@@ -160,25 +210,43 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
 #pragma GCC unroll 8
     for (int word = 0; word < kWords; ++word) {
       Ints packed = load_codes(codes + word * kStrip * 4);
+      auto activations = [&](int row, int index) {
+        int32_t found;
+        std::memcpy(&found, x[row] + word * kColumns + 2 * index, 4);
+        return found;
+      };
+#if INFERPLANE_HAS_AVX512_BF16
+      auto add_part = [&](Ints part, int index) {
+        for (int row = 0; row < kRows; ++row) {
+          sum[row][0] = add_byte_products(sum[row][0], part, activations(row, kParts + index));
+          sum[row][1] = add_byte_products(sum[row][1], part, activations(row, index));
+        }
+      };
+      add_part(bytes_of<0, kBits>(packed), 0);
+      if constexpr (kParts == 2) add_part(bytes_of<1, kBits>(packed), 1);
+#else
       auto add_pair = [&](Ints pair, int index) {
         for (int row = 0; row < kRows; ++row) {
-          int32_t activations;
-          std::memcpy(&activations, x[row] + word * kColumns + 2 * index, 4);
           Ints& chain = sum[row][index % kChains];
-          chain = add_products(chain, pair, activations);
+          chain = add_products(chain, pair, activations(row, index));
         }
       };
       add_pair(pair_of<0, kBits>(packed), 0);
       add_pair(pair_of<kBits, kBits>(packed), 1);
-      if constexpr (kPairs == 4) {
+      if constexpr (kBits == 4) {
         add_pair(pair_of<2 * kBits, kBits>(packed), 2);
         add_pair(pair_of<3 * kBits, kBits>(packed), 3);
       }
+#endif
     }
     codes += kWords * kStrip * 4;
     for (int row = 0; row < kRows; ++row) x[row] += kUnit;
     for (int row = 0; row < kRows; ++row) {
+#if INFERPLANE_HAS_AVX512_BF16
+      Ints all = join_planes(sum[row][1], sum[row][0]);
+#else
       Ints all = kChains == 1 ? sum[row][0] : add(sum[row][0], sum[row][kChains - 1]);
+#endif
       total[row] = multiply_add(as_floats(all), multiply(scale, all_floats(rows[row].scale[unit])), total[row]);
       if (kHasMinimum) total[row] = multiply_add(minimum, all_floats(rows[row].sum[unit]), total[row]);
     }
