@@ -6,8 +6,10 @@
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
-// From here on the rows of activations outweigh widening the codes to bfloat16.
-constexpr int64_t kManyRows = 8;
+// From here on the rows of activations outweigh widening the codes to bfloat16. Codes of 8 bits take no unpacking before.
+#if INFERPLANE_HAS_AMX
+constexpr int64_t kManyRowsOf4Bits = 9, kManyRowsOf8Bits = 16;
+#endif
 
 inline float widen_half(const uint8_t* from) {
   uint16_t bits;
@@ -123,7 +125,7 @@ EXPORT(void, quantized_multiply)
 (const inferplane::QuantizedMatrix* w, const uint16_t* x, uint16_t* out, int64_t num_rows) {
   using namespace inferplane::INFERPLANE_LEVEL;
 #if INFERPLANE_HAS_AMX
-  if (num_rows >= kManyRows) return multiply_many_rows(*w, x, out, num_rows);
+  if (num_rows >= (w->bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(*w, x, out, num_rows);
 #endif
   multiply_few_rows(*w, x, out, num_rows);
 }
