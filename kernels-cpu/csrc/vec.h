@@ -58,6 +58,28 @@ inline Vec load_odd(const bf16* from) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(int(0xffff0000u))))};
 }
 
+// Lane i is the sum, or the highest, of the lanes of rows[i].
+#define INFERPLANE_OF_EACH(name, join)                                                                         \
+  inline Vec name(const Vec* rows) {                                                                           \
+    __m512 pairs[8], fours[4], halves[2];                                                                      \
+    for (int i = 0; i < 8; ++i) {                                                                              \
+      __m512 a = rows[2 * i].all, b = rows[2 * i + 1].all;                                                     \
+      pairs[i] = join(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));                                     \
+    }                                                                                                          \
+    for (int i = 0; i < 4; ++i) {                                                                              \
+      __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);                      \
+      fours[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b))); \
+    }                                                                                                          \
+    for (int i = 0; i < 2; ++i) {                                                                              \
+      __m512 a = fours[2 * i], b = fours[2 * i + 1];                                                           \
+      halves[i] = join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));                    \
+    }                                                                                                          \
+    return {join(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),                                             \
+                 _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd))};                                           \
+  }
+INFERPLANE_OF_EACH(sum_of_each, _mm512_add_ps)
+INFERPLANE_OF_EACH(max_of_each, _mm512_max_ps)
+
 // 2 ** whole * scaled; whole is rounded down, and may be any number.
 inline Vec scale_by_power(Vec scaled, Vec whole) { return {_mm512_scalef_ps(scaled.all, whole.all)}; }
 inline Vec fraction(Vec a) { return {_mm512_reduce_ps(a.all, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
@@ -87,6 +109,18 @@ inline float max_of(Vec a) {
 }
 
 inline Vec load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+// Lane i is the sum, or the highest, of the lanes of rows[i].
+inline Vec sum_of_each(const Vec* rows) {
+  float sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = sum_of(rows[i]);
+  return load(sums);
+}
+inline Vec max_of_each(const Vec* rows) {
+  float highest[16];
+  for (int i = 0; i < 16; ++i) highest[i] = max_of(rows[i]);
+  return load(highest);
+}
+
 inline Vec load(const bf16* from) { return {widen8(from), widen8(from + 8)}; }
 inline Vec load(const half* from) {
   auto eight = reinterpret_cast<const __m128i*>(from);

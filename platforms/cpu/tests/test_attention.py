@@ -21,10 +21,21 @@ from inferplane.api.kv import (
 )
 from inferplane.plugins import load_plugins
 from inferplane_cpu.attention import CpuPagedAttention
+from inferplane_cpu.native_attention import CpuNativeAttention
+from inferplane_kernels_cpu import native
 
 NUM_BLOCKS = 64
 TOLERANCES = {"float32": 3e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
 
+BACKENDS: list[Any] = [
+    CpuPagedAttention,
+    pytest.param(
+        CpuNativeAttention,
+        marks=pytest.mark.skipif(
+            native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+        ),
+    ),
+]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -109,12 +120,15 @@ class Requests:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("backend_class", BACKENDS)
+@pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_step_after_step(variant: str, dtype: str, block_size: int, seed: int) -> None:
+def test_step_after_step(
+    variant: str, dtype: str, block_size: int, backend_class: type[AttentionBackend], seed: int
+) -> None:
     layers = [make_layer(name, dtype, block_size, **VARIANTS[variant]) for name in ("first", "second")]
-    backends = [CpuPagedAttention(), reference_backend()()]
+    backends = [backend_class(), reference_backend()()]
     torch_dtype = getattr(torch, dtype)
     kvs = {
         (backend.name, layer.name): backend.allocate_kv(
@@ -148,26 +162,39 @@ def test_step_after_step(variant: str, dtype: str, block_size: int, seed: int) -
     assert num_steps > 10
 
 
+@pytest.mark.parametrize("backend_class", BACKENDS)
 @pytest.mark.parametrize("block_size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_it_takes_the_bytes_that_its_spec_says(dtype: str, block_size: int) -> None:
+def test_it_takes_the_bytes_that_its_spec_says(
+    dtype: str, block_size: int, backend_class: type[AttentionBackend]
+) -> None:
     layer = make_layer("l", dtype, block_size)
-    kv = CpuPagedAttention.allocate_kv(layer, 5, getattr(torch, dtype), torch.device("cpu"))
+    kv = backend_class.allocate_kv(layer, 5, getattr(torch, dtype), torch.device("cpu"))
     assert kv.nbytes == 5 * layer.spec.block_bytes
 
 
-def test_what_it_does_not_do() -> None:
+@pytest.mark.parametrize("backend_class", BACKENDS)
+def test_what_it_does_not_do(backend_class: type[AttentionBackend]) -> None:
     layer = make_layer("l", "float32", 16)
     half = torch.bfloat16
 
     def reason(layer: AttentionLayer, dtype: torch.dtype = half, kv_dtype: torch.dtype = half) -> str | None:
         device = DeviceDescriptor("cpu", 0, "", 0)
-        return CpuPagedAttention.unsupported_reason(
+        return backend_class.unsupported_reason(
             AttentionQuery(layer=layer, dtype=dtype, kv_dtype=kv_dtype, device=device)
         )
 
     assert reason(layer) is None
     assert "not in torch.float64" in (reason(layer, dtype=torch.float64) or "")
-    assert "not in torch.int8" in (reason(layer, kv_dtype=torch.int8) or "")
+    assert "torch.int8" in (reason(layer, kv_dtype=torch.int8) or "")
     assert "not of KVCacheSpec" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
     assert reason(replace(layer, soft_cap=30.0, has_sinks=True)) is None
+
+
+def test_without_the_native_library_torch_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda: "there is none")
+    device = DeviceDescriptor("cpu", 0, "", 0)
+    query = AttentionQuery(
+        layer=make_layer("l", "float32", 16), dtype=torch.float32, kv_dtype=torch.float32, device=device
+    )
+    assert load_plugins(quiet=True).choose_attention(query).name == "cpu_paged"

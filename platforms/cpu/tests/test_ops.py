@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +13,7 @@ from inferplane_cpu.ops import OP_IMPLEMENTATIONS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("impl", OP_IMPLEMENTATIONS, ids=lambda impl: impl.op)
+@pytest.mark.parametrize("impl", OP_IMPLEMENTATIONS, ids=lambda impl: f"{impl.op} of {impl.provider}")
 def test_against_the_reference(impl: OpImpl, dtype: torch.dtype) -> None:
     op = OPS[impl.op]
     for seed in range(5):
@@ -25,35 +28,41 @@ def test_against_the_reference(impl: OpImpl, dtype: torch.dtype) -> None:
             torch.testing.assert_close(one.double(), other.double(), rtol=relative, atol=absolute)
 
 
-def test_rotary_of_neighbours_in_one_projection() -> None:
-    """q and k as slices of one tensor are rotated together; v behind them is left alone."""
+@pytest.mark.parametrize(
+    "rotary",
+    [impl.fn for impl in OP_IMPLEMENTATIONS if impl.op == "rotary"],
+    ids=[impl.provider for impl in OP_IMPLEMENTATIONS if impl.op == "rotary"],
+)
+@pytest.mark.parametrize("heads", [[4, 2, 2], [1, 1, 6], [6, 1, 1]], ids=str)
+@pytest.mark.parametrize("k_is_first", [False, True])
+def test_rotary_of_slices_of_one_projection(
+    rotary: Callable[..., Any], heads: list[int], k_is_first: bool
+) -> None:
+    """q and k, neighbours or not, are rotated; v behind them is left alone."""
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(7, 8, 24, generator=generator)
     table = torch.randn(32, 16, generator=generator)
     positions = torch.randint(0, 32, (7,), generator=generator)
-    rotary = next(impl.fn for impl in OP_IMPLEMENTATIONS if impl.op == "rotary")
     before = qkv.clone()
-    for heads in ([4, 2, 2], [1, 1, 6], [6, 1, 1]):
-        q, k, _ = qkv.split(heads, dim=1)
-        for got, want in zip(rotary(q, k, positions, table), OPS["rotary"].reference(q, k, positions, table)):
-            torch.testing.assert_close(got, want)
-    k_first, q_second, _ = qkv.split([2, 4, 2], dim=1)
-    for got, want in zip(
-        rotary(q_second, k_first, positions, table),
-        OPS["rotary"].reference(q_second, k_first, positions, table),
-    ):
-        torch.testing.assert_close(got, want)
-    assert torch.equal(qkv, before)
+    order = slice(None, None, -1) if k_is_first else slice(None)
+    want = OPS["rotary"].reference(*before.split(heads, dim=1)[:2][order], positions, table)
+    for got, each in zip(rotary(*qkv.split(heads, dim=1)[:2][order], positions, table), want):
+        torch.testing.assert_close(got, each)
+    assert torch.equal(qkv[:, sum(heads[:2]) :], before[:, sum(heads[:2]) :])
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 300])
 def test_any_number_of_rows(num_rows: int) -> None:
-    functions = {impl.op: impl.fn for impl in OP_IMPLEMENTATIONS}
-    x, weight = torch.randn(num_rows, 64), torch.randn(64)
-    torch.testing.assert_close(
-        functions["rms_norm"](x, weight, 1e-6), OPS["rms_norm"].reference(x, weight, 1e-6)
-    )
-    torch.testing.assert_close(functions["silu_and_mul"](x), OPS["silu_and_mul"].reference(x))
+    x, weight = torch.randn(num_rows, 2, 64)[:, 0], torch.randn(64)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, weight, 1e-6),
+        "silu_and_mul": (x,),
+        "gelu_tanh_and_mul": (x,),
+    }
+    for impl in OP_IMPLEMENTATIONS:
+        if impl.op in arguments:
+            want = OPS[impl.op].reference(*arguments[impl.op])
+            torch.testing.assert_close(impl.fn(*arguments[impl.op]), want)
 
 
 def _all(result: object) -> list[torch.Tensor]:

@@ -89,7 +89,8 @@ def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
     layer = AttentionLayer(name="l", num_heads=4, num_kv_heads=2, head_dim=64, scale=0.1, spec=spec)
     query = AttentionQuery(layer=layer, dtype=torch.float32, kv_dtype=torch.float32, device=found)
-    assert plugins.choose_attention(query).name == "cpu_paged"
+    has_native = native.unavailable_reason() is None
+    assert plugins.choose_attention(query).name == ("cpu_native" if has_native else "cpu_paged")
     shape = LinearShape("w", 64, 64, torch.float32, has_bias=False)
     best = "cpu_packed" if native.unavailable_reason() else "cpu_native"
     assert plugins.choose_linear(shape, found).name == best

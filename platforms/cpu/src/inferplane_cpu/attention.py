@@ -1,4 +1,4 @@
-"""The paged attention of `inferplane_kernels_cpu` as an attention backend."""
+"""The paged attention of torch's products as an attention backend: for machines without the native library."""
 
 from __future__ import annotations
 

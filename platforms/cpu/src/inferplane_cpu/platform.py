@@ -31,7 +31,7 @@ class CpuPlatform(Platform):
         keeps_dtype = capability is not None and device.capabilities.has(capability)
         values = {
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
-            "block_size": 16,
+            "block_size": 32,
             "max_num_seqs": 128,
             "max_num_batched_tokens": 1024,
         }

@@ -53,8 +53,9 @@ def create_platform() -> Platform:
 @hookimpl
 def attention_backends() -> Sequence[type[AttentionBackend]]:
     from inferplane_cpu.attention import CpuPagedAttention
+    from inferplane_cpu.native_attention import CpuNativeAttention
 
-    return [CpuPagedAttention]
+    return [CpuNativeAttention, CpuPagedAttention]
 
 
 @hookimpl

@@ -1,0 +1,434 @@
+// Attention over a paged KV cache: stores a step's keys and values, then attends, for any mix of prompts and single
+// tokens.
+//
+// The query heads that share a KV head are rows of one matrix, so that each key and value is read once for all of them:
+// row i of a request is token i / group, head i % group. A request with many rows is cut into tiles of 32 of them, one
+// with few into pieces of its keys, which are put together at the end. Either is cut at fixed places, so that a
+// request's result does not depend on what else is in the step, or on the number of threads.
+#include <type_traits>
+
+#include "heads.h"
+#include "panel_product.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+
+// As `LayerShape` in native_attention.py.
+struct LayerShape {
+  int32_t num_heads, num_kv_heads, head_dim, block_size;
+  int32_t window, chunk;  // 0 where there is none
+  float scale, soft_cap;  // soft_cap 0 where there is none
+};
+
+// As `_Step` in native_attention.py. What lies at the addresses is read at every call.
+struct Step {
+  const int32_t* block_table;  // [num_reqs, table_stride]
+  const int32_t* seq_lens;     // [num_reqs]
+  const int32_t* query_start;  // [num_reqs + 1]
+  const int64_t* slots;        // [num_tokens]
+  int64_t table_stride;
+  int32_t num_reqs, num_tokens;
+};
+
+namespace {
+
+constexpr int kChunk = 256;  // keys whose scores are computed at a time; a piece is one chunk
+constexpr int kTilesPerChunk = kChunk / kTile;
+// A step that reads so little is computed by its caller: to wake another thread takes longer.
+constexpr int64_t kBytesWorthThreads = 48 << 10;
+
+// Rows and keys of one task, for each KV head.
+struct Item {
+  int32_t req, first_row, num_rows;
+  int32_t first_key, end_key;  // the first is a multiple of kTile
+  int32_t first_seen;          // by any of the rows
+  int32_t piece, num_pieces;
+  int64_t partial;  // where the request's pieces lie, in floats
+};
+
+// Results of one piece: what is not yet divided by the softmax's denominator.
+struct Softmax {
+  float* sums;     // [num_rows, padded_dim]
+  float* highest;  // [num_rows]: the highest exponent of 2 among the scores
+  float* weights;  // [num_rows]: the denominator
+};
+
+template <class T>
+class Attention {
+ public:
+  Attention(const LayerShape& layer, const Step& step, const KV<T>& kv, const T* q, int64_t q_stride,
+            const float* sinks, T* out)
+      : layer_(layer), step_(step), kv_(kv), q_(q), q_stride_(q_stride), sinks_(sinks), out_(out) {
+    group_ = layer.num_heads / layer.num_kv_heads;
+    padded_dim_ = round_up(layer.head_dim, 16);
+    left_stride_ = round_up(layer.head_dim, 32);
+  }
+
+  void run() {
+    int num_items = 0;
+    int64_t num_partials = 0, num_keys = 0;
+    for_each_item([&](const Item& item) {
+      ++num_items;
+      num_keys += item.end_key - item.first_key;
+      if (item.num_pieces > 1 && item.piece == 0)
+        num_partials += int64_t(item.num_pieces) * item.num_rows * (padded_dim_ + 2) * layer_.num_kv_heads;
+    });
+    size_t items_bytes = align(num_items * sizeof(Item));
+    size_t counters_bytes = align(size_t(step_.num_reqs) * layer_.num_kv_heads * sizeof(int));
+    size_t partials_bytes = align(num_partials * sizeof(float));
+    size_t thread_bytes = workspace_bytes();
+    char* memory = static_cast<char*>(
+        thread_scratch(items_bytes + counters_bytes + partials_bytes + num_threads() * thread_bytes));
+    items_ = reinterpret_cast<Item*>(memory);
+    counters_ = reinterpret_cast<int*>(memory + items_bytes);
+    std::memset(counters_, 0, counters_bytes);
+    partials_ = reinterpret_cast<float*>(memory + items_bytes + counters_bytes);
+    char* workspaces = memory + items_bytes + counters_bytes + partials_bytes;
+    Item* next = items_;
+    for_each_item([&](const Item& item) { *next++ = item; });
+    int num_tasks = num_items * layer_.num_kv_heads;
+    int next_task = 0;
+    auto work = [&](int thread) {
+#if INFERPLANE_HAS_AMX
+      Tiles tiles;
+#endif
+      for (int index; (index = __atomic_fetch_add(&next_task, 1, __ATOMIC_RELAXED)) < num_tasks;)
+        attend(items_[index % num_items], index / num_items, workspaces + thread * thread_bytes);
+    };
+    if (num_keys * layer_.num_kv_heads * layer_.head_dim * 2 * int64_t(sizeof(T)) < kBytesWorthThreads)
+      work(0);
+    else  // a task for each thread, which configures its tiles once
+      parallel(num_threads(), [&](int, int thread) { work(thread); });
+  }
+
+ private:
+  static size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  int first_visible(int position) const {
+    if (layer_.window > 0) return position < layer_.window ? 0 : position - layer_.window + 1;
+    return layer_.chunk > 0 ? position / layer_.chunk * layer_.chunk : 0;
+  }
+
+  template <class Fn>
+  void for_each_item(const Fn& fn) const {
+    int64_t partial = 0;
+    for (int req = 0; req < step_.num_reqs; ++req) {
+      int num_queries = step_.query_start[req + 1] - step_.query_start[req], seq_len = step_.seq_lens[req];
+      int past = seq_len - num_queries, num_rows = num_queries * group_;
+      if (num_rows <= kMostRows) {
+        if (num_rows == 0) continue;
+        int first_seen = first_visible(past), first = first_seen / kTile * kTile;
+        int num_pieces = (seq_len - 1) / kChunk - first / kChunk + 1;
+        for (int piece = 0; piece < num_pieces; ++piece) {
+          int begin = piece == 0 ? first : (first / kChunk + piece) * kChunk;
+          int end = (first / kChunk + piece + 1) * kChunk;
+          fn(Item{req, 0, num_rows, begin, end < seq_len ? end : seq_len, first_seen, piece, num_pieces, partial});
+        }
+        if (num_pieces > 1) partial += int64_t(num_pieces) * num_rows * (padded_dim_ + 2) * layer_.num_kv_heads;
+        continue;
+      }
+      // the longest first, so that the last task of the step is a short one
+      for (int row = (num_rows - 1) / kMostRows * kMostRows; row >= 0; row -= kMostRows) {
+        int last = row + kMostRows < num_rows ? row + kMostRows : num_rows;
+        int first_seen = first_visible(past + row / group_), end = past + (last - 1) / group_ + 1;
+        fn(Item{req, row, last - row, first_seen / kTile * kTile, end, first_seen, 0, 1, 0});
+      }
+    }
+  }
+
+  struct Workspace {
+    Left<T> *queries, *weights;
+    float* scores;
+    Softmax softmax;
+    T* tiles;
+  };
+
+  size_t workspace_bytes() const {
+    Workspace none;
+    return align(lay_out(nullptr, none));
+  }
+
+  // Returns the bytes that it takes.
+  size_t lay_out(char* memory, Workspace& space) const {
+    size_t at = 0;
+    auto take = [&](auto*& pointer, size_t count) {
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory + at);
+      at += align(count * sizeof(*pointer));
+    };
+    take(space.queries, kMostRows * left_stride_);
+    take(space.weights, kMostRows * kChunk);
+    take(space.scores, kMostRows * kChunk);
+    take(space.softmax.sums, kMostRows * padded_dim_);
+    take(space.softmax.highest, kMostRows);
+    take(space.softmax.weights, kMostRows);
+    take(space.tiles, (kv_.is_tiled() ? 1 : kTilesPerChunk) * 2 * kv_.tile_size());
+    return at;
+  }
+
+  void attend(const Item& item, int head, char* memory) const {
+    Workspace space;
+    lay_out(memory, space);
+    Softmax& softmax = space.softmax;
+    load_queries(item, head, space.queries);
+    for (int row = 0; row < kMostRows; ++row) {
+      softmax.highest[row] = -__builtin_inff();
+      softmax.weights[row] = 0;
+    }
+    for (int first = item.first_key; first < item.end_key;) {
+      int end = first / kChunk * kChunk + kChunk;
+      if (end > item.end_key) end = item.end_key;
+      attend_chunk(item, head, first, end, first == item.first_key, space);
+      first = end;
+    }
+    if (item.num_pieces == 1)
+      write(item, head, softmax);
+    else
+      keep(item, head, softmax);
+  }
+
+  void load_queries(const Item& item, int head, Left<T>* queries) const {
+    int head_dim = layer_.head_dim;
+    for (int row = 0; row < item.num_rows; ++row) {
+      const T* from = query(item, head, row);
+      Left<T>* to = queries + row * left_stride_;
+      for (int at = 0; at < left_stride_; at += 16) {
+        int n = head_dim - at;
+        store(to + at, n >= 16 ? load(from + at) : load(from + at, n > 0 ? n : 0));
+      }
+    }
+  }
+
+  const T* query(const Item& item, int head, int row) const {
+    int at = item.first_row + row;
+    return q_ + (step_.query_start[item.req] + at / group_) * q_stride_ + (head * group_ + at % group_) * layer_.head_dim;
+  }
+
+  // Scores, softmax and sums of values for keys first to end, which are of one chunk.
+  void attend_chunk(const Item& item, int head, int first, int end, bool is_first, const Workspace& space) const {
+    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    int num_tiles = (end - first + kTile - 1) / kTile;
+    const void* values[kTilesPerChunk];
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      int key = first + tile * kTile;
+      T* scratch = space.tiles + (kv_.is_tiled() ? 0 : tile * 2 * kv_.tile_size());
+      if (item.num_rows <= 16 && key + kTile < end) kv_.prefetch(blocks, head, key + kTile);
+      Tile found = kv_.tile(blocks, head, key, item.first_seen, end, scratch);
+      values[tile] = found.values;
+      Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_};
+      multiply<T>(item.num_rows, space.queries, left_stride_, keys, space.scores + tile * kTile, kChunk, false);
+    }
+    weigh(item, first, num_tiles * kTile, is_first, space);
+    Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile};
+    multiply<T>(item.num_rows, space.weights, kChunk, columns, space.softmax.sums, padded_dim_, !is_first);
+  }
+
+  // Turns the scores of `num_keys` keys from `first` on into weights, and scales what was summed before.
+  void weigh(const Item& item, int first, int num_keys, bool is_first, const Workspace& space) const {
+    for (int row = 0; row < item.num_rows; row += 16) weigh_rows(item, row, first, num_keys, is_first, space);
+  }
+
+  // Of up to 16 rows, whose numbers are lanes of one vector.
+  void weigh_rows(const Item& item, int first_row, int first, int num_keys, bool is_first,
+                  const Workspace& space) const {
+    float factor = layer_.soft_cap > 0 ? kLog2E : layer_.scale * kLog2E;
+    int num_queries = step_.query_start[item.req + 1] - step_.query_start[item.req];
+    int past = step_.seq_lens[item.req] - num_queries;
+    int num_rows = item.num_rows - first_row < 16 ? item.num_rows - first_row : 16;
+    float* scores = space.scores + first_row * kChunk;
+    Left<T>* weights = space.weights + first_row * kChunk;
+    Vec lanes[16];
+    int from[16], to[16];  // keys that a row sees, to whole vectors
+    for (int row = 0; row < num_rows; ++row) {
+      int position = past + (item.first_row + first_row + row) / group_;
+      int low = first_visible(position) - first, high = position + 1 - first;
+      if (low < 0) low = 0;
+      if (high > num_keys) high = num_keys;
+      from[row] = low / 16 * 16;
+      to[row] = high > low ? round_up(high, 16) : from[row];
+      lanes[row] = all_of(-__builtin_inff());
+      if (to[row] == from[row]) continue;
+      float* own = scores + row * kChunk;
+      if (layer_.soft_cap > 0) cap(own, from[row], to[row]);
+      for (int at = from[row]; at < low; ++at) own[at] = -__builtin_inff();
+      for (int at = high; at < to[row]; ++at) own[at] = -__builtin_inff();
+      lanes[row] = highest_of(own, from[row], to[row]);
+    }
+    for (int row = num_rows; row < 16; ++row) lanes[row] = all_of(0);
+    float *highest = space.softmax.highest + first_row, *sums = space.softmax.weights + first_row;
+    Vec before = load(highest), now = max(before, max_of_each(lanes) * all_of(factor));
+    // a row that has seen nothing yet has minus infinity, from which nothing can be subtracted
+    Vec shift = all_of(0) - max(now, all_of(-__FLT_MAX__)), scaled = exp2(before + shift);
+    store(highest, now);
+    float shifts[16], scales[16], befores[16];
+    store(shifts, shift);
+    store(scales, scaled);
+    store(befores, before);
+    for (int row = 0; row < num_rows; ++row) {
+      Left<T>* own = weights + row * kChunk;
+      for (int at = 0; at < from[row]; at += 16) store(own + at, all_of(0));
+      for (int at = to[row]; at < num_keys; at += 16) store(own + at, all_of(0));
+      lanes[row] = raise(scores + row * kChunk, own, from[row], to[row], factor, shifts[row]);
+      if (is_first || befores[row] == highest[row]) continue;
+      float* summed = space.softmax.sums + (first_row + row) * padded_dim_;
+      for (int at = 0; at < padded_dim_; at += 16) store(summed + at, load(summed + at) * all_of(scales[row]));
+    }
+    store(sums, fma(load(sums), scaled, sum_of_each(lanes)));
+  }
+
+  static Vec highest_of(const float* scores, int from, int to) {
+    Vec even = load(scores + from), odd = even;
+    int at = from + 16;
+    for (; at + 32 <= to; at += 32) {
+      even = max(even, load(scores + at));
+      odd = max(odd, load(scores + at + 16));
+    }
+    return max(odd, at < to ? max(even, load(scores + at)) : even);
+  }
+
+  // Writes 2 ** (scores * factor + shift), and returns lanes of its sum.
+  static Vec raise(const float* scores, Left<T>* weights, int from, int to, float factor, float shift) {
+    Vec factors = all_of(factor), shifts = all_of(shift), even = all_of(0), odd = all_of(0);
+    int at = from;
+    for (; at + 32 <= to; at += 32) {
+      Vec first = power(fma(load(scores + at), factors, shifts)), second = power(fma(load(scores + at + 16), factors, shifts));
+      even += first;
+      odd += second;
+      store_both(weights + at, first, second);
+    }
+    if (at < to) {
+      Vec last = power(fma(load(scores + at), factors, shifts));
+      even += last;
+      store(weights + at, last);
+    }
+    return even + odd;
+  }
+
+  static Vec power(Vec exponent) {
+    if constexpr (kPair<T> == 2)
+      return coarse_exp2(exponent);  // for bfloat16
+    else
+      return exp2(exponent);
+  }
+
+  void cap(float* scores, int from, int to) const {
+    Vec inner = all_of(layer_.scale / layer_.soft_cap), outer = all_of(layer_.soft_cap);
+    for (int at = from; at < to; at += 16) store(scores + at, tanh(load(scores + at) * inner) * outer);
+  }
+
+  // Divides and writes rows of the result.
+  void write(const Item& item, int head, const Softmax& softmax) const {
+    for (int row = 0; row < item.num_rows; ++row) {
+      int at_row = item.first_row + row, query_head = head * group_ + at_row % group_;
+      float weight = softmax.weights[row], factor = 1;
+      if (sinks_ != nullptr) {
+        float sink = sinks_[query_head] * kLog2E, highest = softmax.highest[row];
+        float joint = sink > highest ? sink : highest;
+        factor = exp2(highest - joint);
+        weight = weight * factor + exp2(sink - joint);
+      }
+      Vec inverse = all_of(factor / weight);
+      const float* sums = softmax.sums + row * padded_dim_;
+      int64_t token = step_.query_start[item.req] + at_row / group_;
+      T* out = out_ + (token * layer_.num_heads + query_head) * layer_.head_dim;
+      for (int at = 0; at < layer_.head_dim; at += 16) {
+        int n = layer_.head_dim - at;
+        n >= 16 ? store(out + at, load(sums + at) * inverse) : store(out + at, load(sums + at) * inverse, n);
+      }
+    }
+  }
+
+  Softmax partial(const Item& item, int head, int piece) const {
+    float* memory =
+        partials_ + item.partial + (int64_t(head) * item.num_pieces + piece) * item.num_rows * (padded_dim_ + 2);
+    return {memory, memory + item.num_rows * padded_dim_, memory + item.num_rows * (padded_dim_ + 1)};
+  }
+
+  // Keeps the result of a piece; that of the last one to come joins them all.
+  void keep(const Item& item, int head, const Softmax& softmax) const {
+    Softmax kept = partial(item, head, item.piece);
+    std::memcpy(kept.sums, softmax.sums, item.num_rows * padded_dim_ * sizeof(float));
+    std::memcpy(kept.highest, softmax.highest, item.num_rows * sizeof(float));
+    std::memcpy(kept.weights, softmax.weights, item.num_rows * sizeof(float));
+    int* counter = counters_ + item.req * layer_.num_kv_heads + head;
+    if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) == item.num_pieces) join(item, head, softmax);
+  }
+
+  void join(const Item& item, int head, const Softmax& joint) const {
+    for (int row = 0; row < item.num_rows; ++row) {
+      float highest = -__builtin_inff(), weight = 0;
+      for (int piece = 0; piece < item.num_pieces; ++piece) {
+        float other = partial(item, head, piece).highest[row];
+        if (!(other <= highest)) highest = other;
+      }
+      float* sums = joint.sums + row * padded_dim_;
+      std::memset(sums, 0, padded_dim_ * sizeof(float));
+      for (int piece = 0; piece < item.num_pieces; ++piece) {
+        Softmax one = partial(item, head, piece);
+        float scaled = exp2(one.highest[row] - highest);
+        if (one.weights[row] == 0) continue;  // it saw no key
+        weight += one.weights[row] * scaled;
+        const float* from = one.sums + row * padded_dim_;
+        for (int at = 0; at < padded_dim_; at += 16)
+          store(sums + at, fma(load(from + at), all_of(scaled), load(sums + at)));
+      }
+      joint.highest[row] = highest;
+      joint.weights[row] = weight;
+    }
+    write(item, head, joint);
+  }
+
+  const LayerShape& layer_;
+  const Step& step_;
+  const KV<T> kv_;
+  const T* q_;
+  int64_t q_stride_;
+  const float* sinks_;
+  T* out_;
+  int group_, padded_dim_, left_stride_;
+  Item* items_ = nullptr;
+  int* counters_ = nullptr;  // [num_reqs, num_kv_heads]: pieces that are done
+  float* partials_ = nullptr;
+};
+
+struct Heads {
+  void *q, *k, *v;
+  int64_t q_stride, kv_stride;
+};
+
+template <class T>
+void attend(const LayerShape& layer, const Step& step, const Heads& heads, void* memory, const Rotation* rotation,
+            const float* sinks, void* out) {
+  KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim};
+  NewTokens<T> tokens{static_cast<T*>(heads.q), static_cast<T*>(heads.k), static_cast<T*>(heads.v), heads.q_stride,
+                      heads.kv_stride,          step.num_tokens,          layer.num_heads};
+  place_tokens(tokens, kv, step.slots, rotation);
+  Attention<T>(layer, step, kv, tokens.q, heads.q_stride, sinks, static_cast<T*>(out)).run();
+}
+
+}  // namespace
+}  // namespace inferplane::INFERPLANE_LEVEL
+
+// q: [num_tokens, num_heads, head_dim], k and v: [num_tokens, num_kv_heads, head_dim]; strides are those of tokens, in
+// elements. kv: kv_tiles.h. sinks: [num_heads] or null. out: like q, contiguous. dtype: 0 float32, 1 bfloat16, 2 float16.
+EXPORT(void, paged_attention)
+(const inferplane::INFERPLANE_LEVEL::LayerShape* layer, const inferplane::INFERPLANE_LEVEL::Step* step, int32_t dtype,
+ void* q, int64_t q_stride, void* k, void* v, int64_t kv_stride, void* kv, const float* sinks, void* out) {
+  using namespace inferplane::INFERPLANE_LEVEL;
+  auto run = dtype == 0 ? attend<float> : dtype == 1 ? attend<bf16> : attend<half>;
+  run(*layer, *step, {q, k, v, q_stride, kv_stride}, kv, nullptr, sinks, out);
+}
+RECORDABLE(paged_attention)
+
+// The same behind a rotation (heads.h). qkv: [num_tokens, (num_heads + 2 num_kv_heads) head_dim], of which q is changed.
+EXPORT(void, rotary_paged_attention)
+(const inferplane::INFERPLANE_LEVEL::LayerShape* layer, const inferplane::INFERPLANE_LEVEL::Step* step, int32_t dtype,
+ void* qkv, int64_t stride, const int64_t* positions, const float* cos_sin, int32_t rotary_dim, const void* q_norm,
+ const void* k_norm, float eps, void* kv, const float* sinks, void* out) {
+  using namespace inferplane::INFERPLANE_LEVEL;
+  auto run = dtype == 0 ? attend<float> : dtype == 1 ? attend<bf16> : attend<half>;
+  int64_t size = dtype == 0 ? 4 : 2;
+  char* k = static_cast<char*>(qkv) + layer->num_heads * layer->head_dim * size;
+  char* v = k + layer->num_kv_heads * layer->head_dim * size;
+  Rotation rotation{positions, cos_sin, q_norm, k_norm, rotary_dim, eps};
+  run(*layer, *step, {qkv, k, v, stride, stride}, kv, &rotation, sinks, out);
+}
+RECORDABLE(rotary_paged_attention)

@@ -1,0 +1,132 @@
+// How keys and values lie in the KV cache: as the right-hand matrices of the two products of attention.
+//
+// A block of one KV head is a row of tiles of 32 tokens. A tile holds keys, then values, each as panels of 16 columns:
+//   keys:   2 panels of 16 tokens,           each [head_dim / P][16 tokens][P]
+//   values: head_dim / 16 panels of 16 dims, each [32 / P][16 dims][P]
+// where P neighbours in the depth of the product, 2 of bfloat16 and 1 of other types, lie together: what the dot product
+// of bfloat16 pairs and AMX read. Blocks lie as [num_blocks][num_kv_heads].
+//
+// Where blocks are no multiple of 32 tokens, or heads none of 16, they hold plain rows instead, all keys before all values,
+// and tiles are made of them when they are read.
+#pragma once
+
+#include "vec.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+
+constexpr int kTile = 32;  // tokens
+
+template <class T>
+constexpr int kPair = 1;
+template <>
+inline constexpr int kPair<bf16> = 2;
+
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+struct Tile {
+  const void *keys, *values;
+};
+
+template <class T>
+struct KV {
+  T* memory;
+  int num_kv_heads, block_size, head_dim;
+
+  bool is_tiled() const { return block_size % kTile == 0 && head_dim % 16 == 0; }
+  // Elements of keys, or of values, in one tile that is padded to whole panels.
+  int tile_size() const { return kTile * round_up(head_dim, 16); }
+
+  T* block(int64_t id, int head) const { return memory + (id * num_kv_heads + head) * 2 * block_size * head_dim; }
+
+  // Writes one token's key and value: key is contiguous.
+  void store(int64_t slot, int head, const T* key, const T* value) const {
+    int offset = int(slot % block_size);
+    T* at = block(slot / block_size, head);
+    if (!is_tiled()) {
+      std::memcpy(at + offset * head_dim, key, head_dim * sizeof(T));
+      std::memcpy(at + (block_size + offset) * head_dim, value, head_dim * sizeof(T));
+      return;
+    }
+    T* keys = at + offset / kTile * 2 * tile_size();
+    put_key(keys, head_dim, offset % kTile, key);
+    put_value(keys + tile_size(), offset % kTile, value, head_dim);
+  }
+
+  // The tile of tokens first to first + 32 of a request with these blocks, first a multiple of 32. Blocks with no token
+  // from first_seen to end may be gone, and slots that are not written yet hold anything: values from there are 0 in what
+  // this returns, because a weight of 0 times NaN is NaN. `scratch` has room for two tile_size().
+  Tile tile(const int32_t* blocks, int head, int first, int first_seen, int end, T* scratch) const {
+    int size = tile_size();
+    if (!is_tiled()) return gather(blocks, head, first, first_seen, end, scratch);
+    const T* keys = block(blocks[first / block_size], head) + first % block_size / kTile * 2 * size;
+    const T* values = keys + size;
+    if (first + kTile > end) values = copy_values(values, end - first, scratch);
+    return {keys, values};
+  }
+
+  void prefetch(const int32_t* blocks, int head, int first) const {
+    if (!is_tiled()) return;
+    auto lines = reinterpret_cast<const char*>(block(blocks[first / block_size], head) +
+                                               first % block_size / kTile * 2 * tile_size());
+    for (size_t at = 0; at < 2 * tile_size() * sizeof(T); at += 64) _mm_prefetch(lines + at, _MM_HINT_T0);
+  }
+
+ private:
+  // Writes a key as column `token` of a tile of heads of `depth`.
+  void put_key(T* keys, int depth, int token, const T* key) const {
+    constexpr int kP = kPair<T>;
+    T* column = keys + token / 16 * 16 * depth + token % 16 * kP;
+    for (int at = 0; at < head_dim; at += kP)
+      std::memcpy(column + at * 16, key + at, (kP == 1 || at + 1 < head_dim ? kP : 1) * sizeof(T));
+  }
+
+  // Writes a value as row `token` of a tile.
+  static void put_value(T* values, int token, const T* value, int num_dims) {
+    constexpr int kP = kPair<T>;
+    for (int dim = 0; dim < num_dims; dim += 16) {
+      T* row = values + dim * kTile + token / kP * 16 * kP + token % kP;
+      int num = num_dims - dim < 16 ? num_dims - dim : 16;
+      if constexpr (kP == 1) {
+        std::memcpy(row, value + dim, num * sizeof(T));
+      } else {
+#if INFERPLANE_HAS_AVX512
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(num), value + dim));
+        // a row starts at an even element, an odd token one further
+        _mm512_mask_storeu_epi16(row - token % 2, token % 2 ? 0xaaaaaaaau : 0x55555555u,
+                                 token % 2 ? _mm512_slli_epi32(wide, 16) : wide);
+#else
+        for (int i = 0; i < num; ++i) row[i * kP] = value[dim + i];
+#endif
+      }
+    }
+  }
+
+  const T* copy_values(const T* values, int num_tokens, T* copy) const {
+    constexpr int kP = kPair<T>;
+    int kept = num_tokens / kP * 16 * kP;  // elements of a panel's whole rows
+    for (int dim = 0; dim < head_dim; dim += 16) {
+      const T* from = values + dim * kTile;
+      T* to = copy + dim * kTile;
+      std::memcpy(to, from, kept * sizeof(T));
+      std::memset(static_cast<void*>(to + kept), 0, (16 * kTile - kept) * sizeof(T));
+      if (num_tokens % kP)
+        for (int i = 0; i < 16; ++i) to[kept + i * kP] = from[kept + i * kP];
+    }
+    return copy;
+  }
+
+  Tile gather(const int32_t* blocks, int head, int first, int first_seen, int end, T* scratch) const {
+    T *keys = scratch, *values = scratch + tile_size();
+    std::memset(static_cast<void*>(keys), 0, 2 * tile_size() * sizeof(T));
+    int depth = round_up(head_dim, 16);
+    for (int token = first_seen > first ? first_seen - first : 0; token < kTile && first + token < end; ++token) {
+      int position = first + token, offset = position % block_size;
+      const T* at = block(blocks[position / block_size], head);
+      put_key(keys, depth, token, at + offset * head_dim);
+      put_value(values, token, at + (block_size + offset) * head_dim, head_dim);
+    }
+    return {keys, values};
+  }
+};
+
+}  // namespace inferplane::INFERPLANE_LEVEL

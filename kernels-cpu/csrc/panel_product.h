@@ -1,0 +1,183 @@
+// C += A B for a few rows of A and panels of B (kv_tiles.h), in registers or AMX tiles.
+#pragma once
+
+#include "amx.h"
+#include "kv_tiles.h"
+
+namespace inferplane::INFERPLANE_LEVEL {
+
+// What the left matrix is made of: pairs of bfloat16 where there is an instruction for them, else floats.
+template <class T>
+struct LeftOf {
+  using type = float;
+};
+#if INFERPLANE_HAS_AVX512_BF16
+template <>
+struct LeftOf<bf16> {
+  using type = bf16;
+};
+#endif
+template <class T>
+using Left = typename LeftOf<T>::type;
+
+// Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
+// numbers, of which those beyond the depth are 0.
+constexpr int kMostRows = 32;
+
+// The right matrix: `num_parts` parts one below the other, each `depth` deep (a multiple of 16) and all as wide.
+struct Right {
+  const void* const* parts;
+  int num_parts, depth, num_panels;
+  int panel_stride;  // elements
+};
+
+
+template <class T, int kRows, int kPanels>
+inline void multiply_block(const Left<T>* a, int a_stride, const Right& b, int first_panel, float* c, int c_stride,
+                           bool adds) {
+  Vec sums[kRows][kPanels];
+  for (int row = 0; row < kRows; ++row)
+    for (int panel = 0; panel < kPanels; ++panel)
+      sums[row][panel] = adds ? load(c + row * c_stride + panel * 16) : all_of(0);
+  for (int part = 0; part < b.num_parts; ++part) {
+    const T* right = static_cast<const T*>(b.parts[part]) + first_panel * b.panel_stride;
+    const Left<T>* left = a + part * b.depth;
+    for (int at = 0; at < b.depth; at += kPair<T>) {
+#pragma GCC unroll 4
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const T* from = right + panel * b.panel_stride + at * 16;
+        if constexpr (kPair<T> == 1) {
+          Vec column = load(from);
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row)
+            sums[row][panel] = fma(all_of(left[row * a_stride + at]), column, sums[row][panel]);
+        } else {
+#if INFERPLANE_HAS_AVX512_BF16
+          __m512bh columns = (__m512bh)_mm512_loadu_si512(from);
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row) {
+            int pair;
+            std::memcpy(&pair, left + row * a_stride + at, 4);
+            sums[row][panel].all = _mm512_dpbf16_ps(sums[row][panel].all, (__m512bh)_mm512_set1_epi32(pair), columns);
+          }
+#else
+          Vec even = load_even(from), odd = load_odd(from);
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row) {
+            sums[row][panel] = fma(all_of(left[row * a_stride + at]), even, sums[row][panel]);
+            sums[row][panel] = fma(all_of(left[row * a_stride + at + 1]), odd, sums[row][panel]);
+          }
+#endif
+        }
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int panel = 0; panel < kPanels; ++panel) store(c + row * c_stride + panel * 16, sums[row][panel]);
+}
+
+template <class T, int kRows>
+inline void multiply_rows(const Left<T>* a, int a_stride, const Right& b, float* c, int c_stride, bool adds) {
+  int panel = 0;
+  constexpr int kWide = INFERPLANE_HAS_AVX512 ? 4 : 2;
+  for (; panel + kWide <= b.num_panels; panel += kWide)
+    multiply_block<T, kRows, kWide>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+  if constexpr (kWide > 2)
+    for (; panel + 2 <= b.num_panels; panel += 2)
+      multiply_block<T, kRows, 2>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+  for (; panel < b.num_panels; ++panel)
+    multiply_block<T, kRows, 1>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+}
+
+#if INFERPLANE_HAS_AMX
+
+// Tiles 0 to 3 are sums, 4 and 5 rows of the left, 6 and 7 columns of the right.
+template <int kRowTiles, int kPanels>
+inline void multiply_tiles(const bf16* a, int a_stride, const Right& b, int first_panel, float* c, int c_stride,
+                           bool adds) {
+  size_t a_bytes = a_stride * 2, c_bytes = c_stride * 4;
+  auto c_at = [&](int row_tile, int panel) { return c + row_tile * 16 * c_stride + panel * 16; };
+  if (adds) {
+    _tile_loadd(0, c_at(0, 0), c_bytes);
+    if (kPanels > 1) _tile_loadd(1, c_at(0, 1), c_bytes);
+    if (kRowTiles > 1) _tile_loadd(2, c_at(1, 0), c_bytes);
+    if (kRowTiles > 1 && kPanels > 1) _tile_loadd(3, c_at(1, 1), c_bytes);
+  } else {
+    _tile_zero(0);
+    if (kPanels > 1) _tile_zero(1);
+    if (kRowTiles > 1) _tile_zero(2);
+    if (kRowTiles > 1 && kPanels > 1) _tile_zero(3);
+  }
+  // the compiler is not told what the instructions read
+  asm volatile("" ::: "memory");
+  alignas(64) bf16 padded[2][512];
+  for (int part = 0; part < b.num_parts; ++part) {
+    const bf16* right = static_cast<const bf16*>(b.parts[part]) + first_panel * b.panel_stride;
+    for (int at = 0; at < b.depth; at += 32) {
+      const bf16 *column[2] = {right + at * 16, right + b.panel_stride + at * 16};
+      if (b.depth - at < 32) {  // half a tile; what lies behind it is another panel's
+        for (int panel = 0; panel < kPanels; ++panel) {
+          std::memcpy(padded[panel], column[panel], 512);
+          std::memset(padded[panel] + 256, 0, 512);
+          column[panel] = padded[panel];
+        }
+        asm volatile("" ::: "memory");
+      }
+      const bf16* left = a + part * b.depth + at;
+      _tile_loadd(4, left, a_bytes);
+      _tile_loadd(6, column[0], 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if (kPanels > 1) {
+        _tile_loadd(7, column[1], 64);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if (kRowTiles > 1) {
+        _tile_loadd(5, left + 16 * a_stride, a_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        if (kPanels > 1) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+  _tile_stored(0, c_at(0, 0), c_bytes);
+  if (kPanels > 1) _tile_stored(1, c_at(0, 1), c_bytes);
+  if (kRowTiles > 1) _tile_stored(2, c_at(1, 0), c_bytes);
+  if (kRowTiles > 1 && kPanels > 1) _tile_stored(3, c_at(1, 1), c_bytes);
+}
+
+template <int kRowTiles>
+inline void multiply_row_tiles(const bf16* a, int a_stride, const Right& b, float* c, int c_stride, bool adds) {
+  int panel = 0;
+  for (; panel + 2 <= b.num_panels; panel += 2)
+    multiply_tiles<kRowTiles, 2>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+  if (panel < b.num_panels) multiply_tiles<kRowTiles, 1>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+}
+
+#endif
+
+// c: [num_rows, 16 * num_panels], a: [num_rows, num_parts * depth], at most kMostRows. Rows of c up to the next multiple
+// of 16 may be overwritten. With AMX the caller keeps `Tiles` alive.
+template <class T>
+inline void multiply(int num_rows, const Left<T>* a, int a_stride, const Right& b, float* c, int c_stride, bool adds) {
+#if INFERPLANE_HAS_AMX
+  if constexpr (kPair<T> == 2) {
+    int row = 0;
+    for (; row + 16 < num_rows; row += 32)
+      multiply_row_tiles<2>(a + row * a_stride, a_stride, b, c + row * c_stride, c_stride, adds);
+    if (row < num_rows) multiply_row_tiles<1>(a + row * a_stride, a_stride, b, c + row * c_stride, c_stride, adds);
+    return;
+  }
+#endif
+  constexpr int kRows = INFERPLANE_HAS_AVX512 ? 4 : 2;  // as many sums as there are registers for
+  int row = 0;
+  for (; row + kRows <= num_rows; row += kRows)
+    multiply_rows<T, kRows>(a + row * a_stride, a_stride, b, c + row * c_stride, c_stride, adds);
+  a += row * a_stride;
+  c += row * c_stride;
+  switch (num_rows - row) {
+    case 3: return multiply_rows<T, 3>(a, a_stride, b, c, c_stride, adds);
+    case 2: return multiply_rows<T, 2>(a, a_stride, b, c, c_stride, adds);
+    case 1: return multiply_rows<T, 1>(a, a_stride, b, c, c_stride, adds);
+  }
+}
+
+}  // namespace inferplane::INFERPLANE_LEVEL

@@ -1,0 +1,294 @@
+"""Native paged attention, at each level of instructions, against float64 over the sequences as they were given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native_attention import LayerShape, PagedAttention, Step, allocate_kv
+from inferplane_kernels_cpu.program import Program
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+)
+
+TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+EPS = 1e-6
+
+
+@dataclass
+class Case:
+    """Requests of which ``query_lens`` tokens are new. NaN stands in every slot that nothing was written to, in blocks
+    that nobody sees any more, and in the output."""
+
+    seq_lens: list[int]
+    query_lens: list[int]
+    dtype: torch.dtype = torch.bfloat16
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 32
+    window: int = 0
+    chunk: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+    rotary_dim: int | None = None
+    has_norm: bool = False
+    seed: int = 0
+    block_table: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = torch.Generator().manual_seed(self.seed)
+        counts = [-(-length // self.block_size) for length in self.seq_lens]
+        self.num_blocks = sum(counts) + 3
+        order = torch.randperm(self.num_blocks, generator=self._random).int()
+        self.block_table = order[-1].repeat(len(counts), max(counts) + 1)
+        for row, blocks in zip(self.block_table, order.split([*counts, 3])):
+            row[: len(blocks)] = blocks
+        self.pasts = [length - new for length, new in zip(self.seq_lens, self.query_lens)]
+        self.sinks = torch.randn(self.num_heads, generator=self._random) if self.has_sinks else None
+        angles = torch.randn(max(self.seq_lens), (self.rotary_dim or 0) // 2, generator=self._random)
+        self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        self.norms = torch.randn(2, self.head_dim, generator=self._random).to(self.dtype)
+        self.keys = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
+        self.values = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
+        self.queries = [self._heads(length, self.num_heads) for length in self.query_lens]
+
+    def _heads(self, length: int, num_heads: int) -> torch.Tensor:
+        return torch.randn(length, num_heads, self.head_dim, generator=self._random).to(self.dtype)
+
+    def first_visible(self, positions: torch.Tensor) -> torch.Tensor:
+        if self.window:
+            return (positions - self.window + 1).clamp(min=0)
+        return positions // self.chunk * self.chunk if self.chunk else positions * 0
+
+    def step(self, starts: list[int], ends: list[int]) -> Step:
+        """One in which request i brings its tokens ``starts[i]`` to ``ends[i]``."""
+        slots = []
+        for row, start, end in zip(self.block_table.long(), starts, ends):
+            positions = torch.arange(start, end)
+            slots.append(row[positions // self.block_size] * self.block_size + positions % self.block_size)
+        query_start = torch.tensor([0, *(end - start for start, end in zip(starts, ends))]).cumsum(0).int()
+        return Step(self.block_table, torch.tensor(ends, dtype=torch.int32), query_start, torch.cat(slots))
+
+    def kernel(self, level: str | None) -> PagedAttention:
+        shape = (self.num_heads, self.num_kv_heads, self.head_dim, self.block_size, self.window, self.chunk)
+        return PagedAttention(LayerShape(*shape, self.head_dim**-0.5, self.soft_cap), self.dtype, at=level)
+
+    def store_past(self, kernel: PagedAttention) -> torch.Tensor:
+        """A cache in which everything before the step is."""
+        kv = allocate_kv(self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim, self.dtype)
+        kv.fill_(math.nan)
+        keys = torch.cat([keys[:past] for keys, past in zip(self.keys, self.pasts)])
+        values = torch.cat([values[:past] for values, past in zip(self.values, self.pasts)])
+        queries = self._heads(len(keys), self.num_heads)
+        kernel.attend(queries, keys, values, kv, self.step([0] * len(self.pasts), self.pasts))
+        for row, first in zip(self.block_table.long(), self.first_visible(torch.tensor(self.pasts)).tolist()):
+            kv[row[: first // self.block_size]] = math.nan
+        return kv
+
+    def run(self, level: str | None = None) -> torch.Tensor:
+        """``[num_tokens, num_heads, head_dim]``"""
+        kernel = self.kernel(level)
+        kv = self.store_past(kernel)
+        new = [
+            torch.cat([heads[past:] for heads, past in zip(stored, self.pasts)])
+            for stored in (self.keys, self.values)
+        ]
+        # q, k and v as slices of one tensor, as they come from a fused projection
+        qkv = torch.cat([torch.cat(self.queries), *new], dim=1)
+        before = qkv.clone()
+        step = self.step(self.pasts, self.seq_lens)
+        out = qkv.new_full((len(qkv), self.num_heads, self.head_dim), math.nan)
+        if self.rotary_dim is None:
+            q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+            kernel.attend(q, k, v, kv, step, sinks=self.sinks, out=out)
+            assert torch.equal(qkv, before)
+            return out
+        positions = torch.cat([torch.arange(past, end) for past, end in zip(self.pasts, self.seq_lens)])
+        qk_norm = (*self.norms, EPS) if self.has_norm else None
+        kernel.rotate_and_attend(
+            qkv.flatten(1), positions, self.cos_sin, kv, step, qk_norm=qk_norm, sinks=self.sinks, out=out
+        )
+        return out
+
+    def truth(self) -> torch.Tensor:
+        """Of `run`, in float64."""
+        parts = []
+        for past, length, q, keys, values in zip(
+            self.pasts, self.seq_lens, self.queries, self.keys, self.values
+        ):
+            positions, seen = torch.arange(past, length), torch.arange(length)
+            if self.rotary_dim is not None:
+                q = self._turn(q, positions, self.norms[0])
+                keys = torch.cat([keys[:past], self._turn(keys[past:], positions, self.norms[1])])
+            k, v = (
+                x.double().repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (keys, values)
+            )
+            scores = torch.einsum("qhd,khd->hqk", q.double(), k) * self.head_dim**-0.5
+            if self.soft_cap:
+                scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+            positions = positions.unsqueeze(1)
+            scores = scores.masked_fill(
+                (seen > positions) | (seen < self.first_visible(positions)), -math.inf
+            )
+            if self.sinks is not None:
+                sinks = self.sinks.double().view(-1, 1, 1).expand(-1, length - past, 1)
+                scores = torch.cat([scores, sinks], dim=-1)
+            parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], v))
+        return torch.cat(parts)
+
+    def _turn(self, x: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Rounded to the dtype, because that is what is stored and multiplied."""
+        assert self.rotary_dim is not None
+        x = x.double()
+        if self.has_norm:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight.double()
+        half = self.rotary_dim // 2
+        cos, sin = self.cos_sin[positions].double().unsqueeze(1).split(half, dim=-1)
+        first, second, rest = x.split([half, half, self.head_dim - 2 * half], dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(self.dtype)
+
+    def check(self, level: str | None = None) -> None:
+        # a rounded key, turned, may be the other of two neighbours
+        limit = TOLERANCES[self.dtype] * (1 if self.rotary_dim is None else 2)
+        torch.testing.assert_close(self.run(level).double(), self.truth(), rtol=limit, atol=limit)
+
+
+@pytest.fixture(params=native.LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    if request.param not in native.levels():
+        pytest.skip("not on this machine")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [
+        (9, 3, 64, 32),
+        (8, 2, 128, 64),
+        (4, 4, 80, 32),
+        (3, 1, 96, 32),
+        (40, 1, 32, 32),
+        (2, 1, 256, 32),
+        (5, 1, 24, 7),
+    ],
+)
+def test_shapes(
+    level: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    """Pieces of keys, tiles of rows, and both in one step."""
+    Case(
+        [300, 1, 40, 33, 600],
+        [1, 1, 40, 20, 70],
+        dtype,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        rotary_dim=head_dim,
+    ).check(level)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("limit", [{}, {"window": 40}, {"chunk": 64}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"soft_cap": 1.5}, {"has_sinks": True}], ids=str)
+def test_what_is_seen_and_how_it_counts(
+    level: str, dtype: torch.dtype, limit: dict[str, int], more: dict[str, float]
+) -> None:
+    Case([600, 50, 400, 1, 130], [1, 50, 300, 1, 1], dtype, **limit, **more).check(level)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_random_steps(data: st.DataObject) -> None:
+    lens = data.draw(st.lists(st.one_of(st.integers(1, 90), st.integers(1, 600)), min_size=1, max_size=6))
+    num_kv_heads = data.draw(st.sampled_from([1, 2, 3]))
+    head_dim = data.draw(st.sampled_from([16, 22, 32, 64, 80, 128]))
+    limit = data.draw(
+        st.sampled_from(
+            [{}, {}, {"window": 1}, {"window": 19}, {"window": 300}, {"chunk": 10}, {"chunk": 200}]
+        )
+    )
+    Case(
+        lens,
+        [data.draw(st.sampled_from([1, length, data.draw(st.integers(1, length))])) for length in lens],
+        data.draw(st.sampled_from(list(TOLERANCES))),
+        num_kv_heads * data.draw(st.sampled_from([1, 2, 5])),
+        num_kv_heads,
+        head_dim,
+        data.draw(st.sampled_from([1, 4, 16, 32, 64])),
+        soft_cap=data.draw(st.sampled_from([0.0, 1.5])),
+        has_sinks=data.draw(st.booleans()),
+        rotary_dim=data.draw(st.sampled_from([None, head_dim, head_dim // 4 * 2])),
+        has_norm=data.draw(st.booleans()),
+        seed=data.draw(st.integers(0, 1000)),
+        **limit,
+    ).check(data.draw(st.sampled_from(native.levels())))
+
+
+def test_a_request_gets_the_same_bits_in_any_company() -> None:
+    """On any number of threads, and whether its prompt comes at once or in parts."""
+    alone = Case([700], [1], seed=3)
+    company = Case([700, 90, 300], [1, 90, 1], seed=3)
+    company.queries[0], company.keys[0], company.values[0] = alone.queries[0], alone.keys[0], alone.values[0]
+    before = native.num_threads()
+    want = alone.run()
+    try:
+        for threads in (1, 2, 5):
+            native.set_num_threads(threads)
+            assert torch.equal(company.run()[:1], want)
+    finally:
+        native.set_num_threads(before)
+
+
+def test_a_requests_own_nan_stays_its_own() -> None:
+    case = Case([40, 60, 50], [1, 1, 1], torch.float32, 2, 2)
+    case.keys[1][3] = math.nan
+    got, want = case.run(), case.truth()
+    assert torch.isnan(got[1]).all()
+    torch.testing.assert_close(got[[0, 2]].double(), want[[0, 2]], rtol=1e-5, atol=1e-5)
+
+
+def test_a_recorded_step_reads_lengths_and_blocks_when_it_runs() -> None:
+    first, second = Case([300, 40], [1, 1], seed=1), Case([500, 7], [1, 1], seed=2)
+    kernel = first.kernel(None)
+    shape = (second.num_blocks, first.num_kv_heads, 2 * first.block_size * first.head_dim)
+    kv = torch.full(shape, math.nan, dtype=first.dtype)
+    table = torch.zeros(2, second.block_table.shape[1], dtype=torch.int32)
+    lens, slots = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    step = Step(table, lens, torch.arange(3, dtype=torch.int32), slots)
+    q, k, v = (first._heads(2, heads) for heads in (6, 2, 2))
+    out, program = torch.empty_like(q), Program()
+
+    def fill(case: Case) -> None:
+        kv[: case.num_blocks] = case.store_past(kernel)
+        table[:, : case.block_table.shape[1]] = case.block_table
+        lens.copy_(torch.tensor(case.seq_lens))
+        for row, past in enumerate(case.pasts):
+            slots[row] = case.block_table[row, past // 32].long() * 32 + past % 32
+        q.copy_(torch.cat(case.queries))
+        k.copy_(torch.cat([keys[-1:] for keys in case.keys]))
+        v.copy_(torch.cat([values[-1:] for values in case.values]))
+
+    fill(first)
+    with program.recording():
+        kernel.attend(q, k, v, kv, step, out=out)
+    for case in (second, first):
+        fill(case)
+        out.fill_(math.nan)
+        program.run()
+        assert torch.equal(out, case.run())
+
+
+def test_metadata_of_a_wrong_type_is_refused() -> None:
+    lens, slots = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"block_table should be torch\.int32"):
+        Step(torch.zeros(1, 4, dtype=torch.int64), lens, torch.tensor([0, 1], dtype=torch.int32), slots)

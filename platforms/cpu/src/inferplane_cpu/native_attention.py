@@ -1,0 +1,108 @@
+"""The native paged attention of `inferplane_kernels_cpu` as an attention backend."""
+
+from __future__ import annotations
+
+import torch
+
+from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native_attention import (
+    DTYPES,
+    MAX_HEAD_DIM,
+    LayerShape,
+    PagedAttention,
+    QKNorm,
+    Step,
+    allocate_kv,
+)
+
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
+
+
+class CpuNativeAttention(AttentionBackend):
+    """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16.
+
+    Any mix of prompts and single tokens is one call a layer, norms of heads and rotation included. It is quickest with
+    blocks of a multiple of 32 tokens and heads of a multiple of 16.
+    """
+
+    name = "cpu_native"
+    priority = 20
+    graph_safe = True
+    fuses_rotary = True
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, PagedAttention] = {}
+        """By layer name."""
+
+    @classmethod
+    def unsupported_reason(cls, query: AttentionQuery) -> str | None:
+        layer = query.layer
+        if (reason := native.unavailable_reason()) is not None:
+            return reason
+        if type(layer.spec) not in _SPECS:
+            known = ", ".join(spec.__name__ for spec in _SPECS)
+            return f"computes attention of {known}, not of {type(layer.spec).__name__}"
+        if query.dtype not in DTYPES:
+            return f"computes in {', '.join(map(str, DTYPES))}, not in {query.dtype}"
+        if query.kv_dtype != query.dtype:
+            return f"stores keys and values as they are, not {query.dtype} as {query.kv_dtype}"
+        if layer.head_dim > MAX_HEAD_DIM:
+            return f"has room for heads of up to {MAX_HEAD_DIM}, not of {layer.head_dim}"
+        return None
+
+    @classmethod
+    def allocate_kv(
+        cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return allocate_kv(num_blocks, layer.num_kv_heads, layer.spec.block_size, layer.head_dim, dtype)
+
+    def build_metadata(self, inputs: AttentionInputs) -> Step:
+        return Step(inputs.block_table, inputs.seq_lens, inputs.query_start, inputs.slot_mapping)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: Step,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._kernel(layer, q.dtype).attend(q, k, v, kv, metadata, sinks=sinks)
+
+    def rotary_forward(
+        self,
+        layer: AttentionLayer,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv: torch.Tensor,
+        metadata: Step,
+        *,
+        qk_norm: QKNorm | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._kernel(layer, qkv.dtype).rotate_and_attend(
+            qkv, positions, cos_sin, kv, metadata, qk_norm=qk_norm, sinks=sinks
+        )
+
+    def _kernel(self, layer: AttentionLayer, dtype: torch.dtype) -> PagedAttention:
+        kernel = self._kernels.get(layer.name)
+        if kernel is None:
+            spec = layer.spec
+            shape = LayerShape(
+                layer.num_heads,
+                layer.num_kv_heads,
+                layer.head_dim,
+                spec.block_size,
+                spec.window if isinstance(spec, SlidingWindowSpec) else 0,
+                spec.chunk if isinstance(spec, ChunkedLocalSpec) else 0,
+                layer.scale,
+                layer.soft_cap or 0.0,
+            )
+            kernel = self._kernels[layer.name] = PagedAttention(shape, dtype)
+        return kernel
