@@ -15,9 +15,10 @@ constexpr bool kUsesTiles = INFERPLANE_HAS_AMX && kIsPaired<T>;
 template <class T>
 constexpr int kGroup = kUsesTiles<T> ? 2 : INFERPLANE_HAS_AVX512 ? 3 : 1;
 
-// Of so much of the depth at most a block's rows stay in the first-level cache, while panels stream past.
+// Depth at a time. A block's rows of 640 stay in the first-level cache while panels stream past. Deeper ones do not, and
+// then parts are as deep as the second-level cache allows: each part loads and stores all sums again.
 template <class T>
-constexpr int64_t kMostDepth = kUsesTiles<T> ? 640 : 512;
+constexpr int64_t kMostDepth = kUsesTiles<T> ? 2048 : 512;
 
 // The parts that depth is taken in: as equal as they can be.
 template <class T>
@@ -87,9 +88,11 @@ Left<T> left_of(const T* weight, int64_t weight_depth, int64_t first_depth, int6
   return {{staged, staged + kHalf * stride}, stride, {kHalf, kHalf}};
 }
 
-// sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded).
+// sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded). `next` are the two halves that will be on the
+// left next, or null: they are fetched meanwhile, because memory and tiles are busy by turns otherwise.
 template <class T, int kPanels>
-void multiply(const Left<T>& left, const float* panels, int64_t panel_stride, int64_t depth, float* sums, bool adds) {
+void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, const float* panels,
+              int64_t panel_stride, int64_t depth, float* sums, bool adds) {
   constexpr int kStride = kGroup<T> * kPanel;
 #if INFERPLANE_HAS_AMX
   if constexpr (kUsesTiles<T>) {
@@ -108,6 +111,12 @@ void multiply(const Left<T>& left, const float* panels, int64_t panel_stride, in
     }
     const int64_t row_bytes = left.stride * 2;
     for (int64_t i = 0; i < depth; i += 32) {
+      if (next != nullptr)
+#pragma GCC unroll 16
+        for (int row = 0; row < kHalf; ++row) {
+          _mm_prefetch(reinterpret_cast<const char*>(next[0] + row * next_stride + i), _MM_HINT_T1);
+          _mm_prefetch(reinterpret_cast<const char*>(next[1] + row * next_stride + i), _MM_HINT_T1);
+        }
       // the hint keeps them from driving the rows, which the next panels need as well, out of the cache
       _tile_stream_loadd(4, panels + i * 8, 64);
       _tile_loadd(6, left.half[0] + i, row_bytes);
@@ -127,6 +136,7 @@ void multiply(const Left<T>& left, const float* panels, int64_t panel_stride, in
     return;
   }
 #endif
+  (void)next, (void)next_stride;
   using Number = typename LeftOf<T>::Number;
   constexpr int kRows = INFERPLANE_HAS_AVX512 ? 8 : 4;
   constexpr int kNumbers = kIsPaired<T> ? 2 : 1;
@@ -174,12 +184,12 @@ void multiply(const Left<T>& left, const float* panels, int64_t panel_stride, in
 }
 
 template <class T>
-inline void multiply(const Left<T>& left, const float* panels, int64_t panel_stride, int num_panels, int64_t depth,
-                     float* sums, bool adds) {
-  if (num_panels == 1) return multiply<T, 1>(left, panels, panel_stride, depth, sums, adds);
+inline void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, const float* panels,
+                     int64_t panel_stride, int num_panels, int64_t depth, float* sums, bool adds) {
+  if (num_panels == 1) return multiply<T, 1>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
   if constexpr (kGroup<T> > 1)
-    if (num_panels == 2) return multiply<T, 2>(left, panels, panel_stride, depth, sums, adds);
-  if constexpr (kGroup<T> > 2) multiply<T, 3>(left, panels, panel_stride, depth, sums, adds);
+    if (num_panels == 2) return multiply<T, 2>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
+  if constexpr (kGroup<T> > 2) multiply<T, 3>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
 }
 
 }  // namespace inferplane::INFERPLANE_LEVEL

@@ -63,17 +63,29 @@ inline void norm_row(const T* x, const NormBefore& norm, int64_t row, int64_t si
 // Packs up to 16 rows of x, normed or not, as one panel: [depth / 2][16 tokens][2] pairs or [depth][16 tokens] floats.
 template <class T>
 void pack_panel(const T* x, const NormBefore* norm, int64_t first, int num_rows, int64_t depth, float* panel) {
-  // the rows as numbers of four bytes, padded with zeros to whole blocks
+  // the rows as numbers of four bytes, padded with zeros to whole blocks: where they lie, or copied
   int64_t width = kIsPaired<T> ? padded_depth<T>(depth) / 2 : (depth + 15) / 16 * 16;
-  auto rows = static_cast<float*>(thread_scratch(kPanel * width * sizeof(float) + depth * sizeof(T)));
-  T* normed = reinterpret_cast<T*>(rows + kPanel * width);
+  bool can_be_read = norm == nullptr && num_rows == kPanel && sizeof(T) == (kIsPaired<T> ? 2 : 4) &&
+                     width * 4 == depth * int64_t(sizeof(T));
+  float* copies = nullptr;
+  T* normed = nullptr;
+  if (!can_be_read) {
+    copies = static_cast<float*>(thread_scratch(kPanel * width * sizeof(float) + depth * sizeof(T)));
+    normed = reinterpret_cast<T*>(copies + kPanel * width);
+  }
+  const float* rows[kPanel];
   for (int row = 0; row < kPanel; ++row) {
-    float* to = rows + row * width;
+    const T* from = x + (first + row) * depth;
+    if (can_be_read) {
+      rows[row] = reinterpret_cast<const float*>(from);
+      continue;
+    }
+    float* to = copies + row * width;
+    rows[row] = to;
     if (row >= num_rows) {
       std::memset(to, 0, width * sizeof(float));
       continue;
     }
-    const T* from = x + (first + row) * depth;
     if (norm != nullptr) {
       norm_row(x, *norm, first + row, depth, normed);
       from = normed;
@@ -89,7 +101,7 @@ void pack_panel(const T* x, const NormBefore* norm, int64_t first, int num_rows,
   }
   const float* block[kPanel];
   for (int64_t column = 0; column < width; column += 16) {
-    for (int row = 0; row < kPanel; ++row) block[row] = rows + row * width + column;
+    for (int row = 0; row < kPanel; ++row) block[row] = rows[row] + column;
     int64_t left = panel_floats<T>(depth) / kPanel - column;
     if (left >= 16) {
       transpose_16x16(block, panel + column * kPanel, kPanel);
