@@ -151,7 +151,7 @@ def measure(llm: LLM, clock: Clock, num_requests: int, num_prompt: int, num_step
         "n": num_requests,
         "step_ms": round(total_ms, 3),
         **{f"{part}_ms": round(ms, 3) for part, ms in parts.items()},
-        "not_model_ms": round(total_ms - parts["model"] - parts["logits"], 3),
+        "not_model_ms": round(sum(parts.values()) - parts["model"] - parts["logits"], 3),
         "tok_s": round(num_requests / total_ms * 1e3, 1),
         "read_GB_s": round((before + after) / 2e9, 2),
         "read_MB": round(num_bytes / 1e6, 1),
