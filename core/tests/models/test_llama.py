@@ -187,7 +187,7 @@ def test_a_split_that_is_impossible_names_layer_and_numbers(
 
 
 BAD_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ("llama", {"hidden_act": "gelu_fast"}, "hidden_act 'gelu_fast'"),
     ("llama", {"hidden_size": None}, "hidden_size should be a whole number of at least 1"),
     ("llama", {"num_hidden_layers": "2"}, "num_hidden_layers .* is '2'"),
     ("llama", {"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),

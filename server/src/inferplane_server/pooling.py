@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inferplane.api.engine import Engine
 from inferplane.engine.output import RequestDelta
-from inferplane.engine.pooling_output import Vector, cosine, decode_vector
+from inferplane.engine.pooling_output import cosine, decode_vector
 from inferplane.request import PoolingParams
 from inferplane_server.errors import engine_failure
 from inferplane_server.metrics import ServerMetrics
 from inferplane_server.prompts import check_long_text, check_prompt, encode_prompts
 from inferplane_server.protocol.completions import RawPrompt
+
+if TYPE_CHECKING:
+    from inferplane.engine.pooling_output import Vector
 
 
 @dataclass(frozen=True)

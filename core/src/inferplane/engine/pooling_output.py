@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from inferplane.config import PoolerConfig
 
-Vector = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
 
 _HOW = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
 
@@ -50,11 +52,15 @@ class ScoreOutput:
 
 def decode_vector(data: bytes) -> Vector:
     """Of an engine's answer; read-only."""
+    import numpy as np  # here, because a server of another model needs none
+
     return np.frombuffer(data, "<f4")
 
 
 def cosine(first: Vector, second: Vector) -> float:
     """0 where one of them is."""
+    import numpy as np
+
     lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
     return float(first @ second) / lengths if lengths else 0.0
 

@@ -77,6 +77,5 @@ def codes_of(scaled: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
     values = nearest(scaled, scheme)
     if scheme.number is Number.INT:
         return pack_nibbles(values + 8) if scheme.is_packed else values.to(torch.int8)
-    table = torch.tensor(TABLES[scheme.number], device=scaled.device)
-    size = torch.searchsorted(table[:8], values.abs().contiguous())
-    return pack_nibbles(size + 8 * (values < 0))
+    table, codes = torch.tensor(TABLES[scheme.number], device=scaled.device).sort(stable=True)
+    return pack_nibbles(codes[torch.searchsorted(table, values.contiguous())])

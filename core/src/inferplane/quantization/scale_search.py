@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inferplane.api.quantized_weight import Number, QuantScheme
+from inferplane.api.quantized_weight import TABLES, Number, QuantScheme
 
 STEPS = 24
 """Scales that are tried for integers, from half of what the largest number asks for to a little more than all."""
@@ -26,10 +26,13 @@ def search_scales(
 
 
 def nearest(scaled: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
-    """The numbers of the codes that are nearest, of integers and FP4; ties go to the even code."""
+    """The numbers of the codes that are nearest: integers, FP4 or NF4. Ties go to the even code, not of NF4."""
     if scheme.number is Number.INT:
         half = 2 ** (scheme.bits - 1)
         return scaled.round().clamp(-half, half - 1)
+    if scheme.number is Number.NF4:
+        table = torch.tensor(TABLES[Number.NF4], device=scaled.device)
+        return table[torch.bucketize(scaled.contiguous(), (table[1:] + table[:-1]) / 2)]
     size = scaled.abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return ((scaled / step).round() * step).clamp(-6, 6)
@@ -40,6 +43,8 @@ def candidates(largest: torch.Tensor, scheme: QuantScheme) -> list[torch.Tensor]
     if scheme.number is Number.FP4:
         usual = torch.floor(torch.log2(largest)) - 2
         return [torch.exp2(usual + more) for more in (0, 1, -1)]
+    if scheme.number is Number.NF4:
+        return [largest]  # as its inventors have it: the largest number is always 1 or -1
     usual = largest / (2 ** (scheme.bits - 1) - 0.5)
     return [usual, *(usual * factor for factor in torch.linspace(0.5, 1.1, STEPS).tolist())]
 
