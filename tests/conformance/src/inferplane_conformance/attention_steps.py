@@ -69,8 +69,18 @@ class Requests:
         def numbers(heads: int) -> torch.Tensor:
             return torch.randn(length, heads, layer.head_dim, generator=generator).to(dtype)
 
-        q, k = numbers(layer.num_heads), numbers(layer.num_kv_heads)
-        v = numbers(layer.num_kv_heads) if self.latent_rank is None else k[..., : self.latent_rank]
+        kept = numbers
+        if layer.spec.dtype == "int8_per_token_head":
+
+            def kept(heads: int) -> torch.Tensor:
+                """Multiples of the scale that they will have. Of others some lie just between two codes, and which of
+                them it becomes is up to how a device divides."""
+                codes = torch.randint(-127, 128, (length, heads, layer.head_dim), generator=generator)
+                codes[..., 0], codes[..., -1] = 127, -127
+                return (codes / 64).to(dtype)
+
+        q, k = numbers(layer.num_heads), kept(layer.num_kv_heads)
+        v = kept(layer.num_kv_heads) if self.latent_rank is None else k[..., : self.latent_rank]
         return Request(index=index, q=q, k=k, v=v)
 
     def steps(self, runtime: DeviceRuntime) -> Iterator[Step]:
