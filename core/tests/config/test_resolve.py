@@ -13,8 +13,11 @@ import pytest
 
 from inferplane.config import ConfigError, EngineArgs, EngineConfig
 from inferplane.config.resolve import resolve
+from inferplane.engine.async_engine import AsyncEngine
+from inferplane.engine.llm import LLM
 from inferplane.models.errors import ModelLoadError
 from inferplane.plugins import load_plugins
+from inferplane.reference.platform import ReferencePlatform
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,13 +34,15 @@ MODEL = {
 
 @pytest.fixture
 def resolved(tmp_path: Path):
-    def make(written: Mapping[str, Any] = MODEL, /, **settings: Any) -> EngineConfig:
+    def make(
+        written: Mapping[str, Any] = MODEL, /, serves_streams: bool = True, **settings: Any
+    ) -> EngineConfig:
         (tmp_path / "config.json").write_text(json.dumps(written))
         header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         data = len(header).to_bytes(8, "little") + header + bytes(4)
         (tmp_path / "model.safetensors").write_bytes(data)
         args = EngineArgs(**{"model": str(tmp_path), "device": "reference", **settings})
-        return resolve(args, load_plugins(quiet=True), progress=False)
+        return resolve(args, load_plugins(quiet=True), progress=False, serves_streams=serves_streams)
 
     return make
 
@@ -54,6 +59,51 @@ def test_what_the_user_sets_stays(resolved) -> None:
     assert (config.model.dtype, config.model.max_model_len) == ("float16", 77)
     assert (config.cache.block_size, config.seed, config.scheduler.max_num_seqs) == (8, -5, 3)
     assert config.model.is_max_model_len_explicit
+
+
+@pytest.fixture
+def limits_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform that has a default for streams' sake."""
+    plain = ReferencePlatform.config_defaults
+
+    def with_limit(self: ReferencePlatform, *context: Any) -> Mapping[str, Any]:
+        return {**plain(self, *context), "max_num_mixed_prompt_tokens": 48}
+
+    monkeypatch.setattr(ReferencePlatform, "config_defaults", with_limit)
+
+
+@pytest.mark.parametrize(
+    ("serves_streams", "asked", "limit"), [(True, None, 48), (False, None, None), (True, 7, 7), (False, 7, 7)]
+)
+def test_a_default_for_streams_is_left_out_where_none_are_served(
+    resolved, limits_streams: None, serves_streams: bool, asked: int | None, limit: int | None
+) -> None:
+    config = resolved(serves_streams=serves_streams, max_num_mixed_prompt_tokens=asked)
+    assert config.scheduler.max_num_mixed_prompt_tokens == limit
+    assert config.scheduler.max_num_batched_tokens == resolved().scheduler.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, None), (7, 7)])
+def test_batches_offline_have_no_limit_for_the_sake_of_streams(
+    tmp_path: Path, limits_streams: None, asked: int | None, limit: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_mixed_prompt_tokens": asked}
+    with LLM(str(tmp_path), device="reference", **settings) as llm:
+        assert llm.config.scheduler.max_num_mixed_prompt_tokens == limit
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, 48), (7, 7)])
+async def test_an_engine_for_streams_has_its_platforms_limit(
+    tmp_path: Path, limits_streams: None, asked: int | None, limit: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_mixed_prompt_tokens": asked}
+    engine = AsyncEngine.launch(EngineArgs(model=str(tmp_path), device="reference", **settings))
+    try:
+        assert engine.config.scheduler.max_num_mixed_prompt_tokens == limit
+    finally:
+        await engine.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...
     assert defaults["dtype"] == dtype
 
 
+def test_the_limit_for_streams_has_a_reason() -> None:
+    defaults = CudaPlatform().config_defaults(EngineArgs(), device("bf16_matmul"), "bfloat16")
+    assert defaults["max_num_mixed_prompt_tokens"] == 2048
+    assert "offline" in defaults.reasons["max_num_mixed_prompt_tokens"]
+
+
 def test_bfloat16_needs_its_product() -> None:
     with pytest.raises(ConfigError, match="does not multiply bfloat16") as caught:
         CudaPlatform().validate_config(config("bfloat16"), device("fp16_matmul"))

@@ -58,7 +58,7 @@ def provenance() -> dict[str, str]:
     """Which code and which machine a figure comes from."""
     return {
         "version": version("inferplane"),
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__)),
         "machine": f"{processor_name()}, {platform.system()}",
     }
 
@@ -74,18 +74,25 @@ def processor_name() -> str:
     return platform.machine()
 
 
-def _commit() -> str:
+def commit_of(file: Path) -> str:
+    """The commit that a checkout's code is of, or ``unknown``.
+
+    HEAD alone does not tell: a working tree may have been copied over an elder checkout, or have changes, and a package
+    may be installed below a repository that is not its own.
+    """
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        _git(file.parent, "diff", "--quiet", "HEAD")
+        return _git(file.parent, "rev-parse", "--short", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Raises `subprocess.CalledProcessError` where git answers no."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True
+    )
     return done.stdout.strip()
 
 

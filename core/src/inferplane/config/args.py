@@ -97,7 +97,7 @@ class EngineArgs:
         None,
         "Scheduler",
         "Most tokens of prompts in a step in which requests decode: all of these wait for it with their next token. "
-        "Default: the platform decides.",
+        "Default: the platform decides for a server; no limit offline, where nobody waits between tokens.",
     )
     scheduler_policy: str = option(
         "fcfs", "Scheduler", "Order of waiting requests: fcfs, priority, or one from a plugin."

@@ -30,6 +30,19 @@ class ConfigPatch(Mapping[str, Any]):
         return len(self._values)
 
 
+STREAM_SETTINGS = frozenset({"max_num_mixed_prompt_tokens"})
+"""Settings that give up some throughput so that streams do not stall."""
+
+
+def without_streams(defaults: Mapping[str, Any]) -> ConfigPatch:
+    """A platform's defaults for an engine that gives whole batches to `LLM`, where nobody waits between tokens."""
+    reasons = defaults.reasons if isinstance(defaults, ConfigPatch) else {}
+    return ConfigPatch(
+        {name: value for name, value in defaults.items() if name not in STREAM_SETTINGS},
+        {name: reason for name, reason in reasons.items() if name not in STREAM_SETTINGS},
+    )
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting as it was resolved."""

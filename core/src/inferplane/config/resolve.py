@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from inferplane.config.args import EngineArgs
-from inferplane.config.defaults import Setting, fill
+from inferplane.config.defaults import Setting, fill, without_streams
 from inferplane.config.engine import (
     DTYPES,
     CacheConfig,
@@ -39,16 +39,25 @@ class Resolution:
     settings: list[Setting]
 
 
-def resolve(args: EngineArgs, plugins: PluginSet, *, progress: bool = True) -> EngineConfig:
+def resolve(
+    args: EngineArgs, plugins: PluginSet, *, progress: bool = True, serves_streams: bool = True
+) -> EngineConfig:
     """The configuration that ``args`` asks for on this machine. Imports no torch and loads no weights.
+
+    Without ``serves_streams`` a platform's defaults for streams' sake (`STREAM_SETTINGS`) are left out.
 
     Raises `ConfigError` (a setting), `ModelLoadError` (the checkpoint) or `PluginError` (the device).
     """
-    return resolve_in_full(args, plugins, progress=progress).config
+    return resolve_in_full(args, plugins, progress=progress, serves_streams=serves_streams).config
 
 
 def resolve_in_full(
-    args: EngineArgs, plugins: PluginSet, *, progress: bool = True, needs_weights: bool = True
+    args: EngineArgs,
+    plugins: PluginSet,
+    *,
+    progress: bool = True,
+    needs_weights: bool = True,
+    serves_streams: bool = True,
 ) -> Resolution:
     """As `resolve`. Without ``needs_weights`` a folder that holds ``config.json`` alone is a model too."""
     from inferplane.models.hf_config import usual_form
@@ -70,6 +79,8 @@ def resolve_in_full(
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, known.__contains__)
     defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
+    if not serves_streams:
+        defaults = without_streams(defaults)
     asked = args
     args, settings = fill(args, defaults, device.platform)
     model = _model_config(args, str(source.path), hf_config, plugins)

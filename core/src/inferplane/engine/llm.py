@@ -72,7 +72,7 @@ class LLM:
                 **more_engine_args,
             )
         plugins = load_plugins()
-        config = resolve(engine_args, plugins)
+        config = resolve(engine_args, plugins, serves_streams=False)
         self._front_end = FrontEnd.open(engine_args, config, plugins)
         self._client = InProcessClient(config, plugins)
         core = self._client.core

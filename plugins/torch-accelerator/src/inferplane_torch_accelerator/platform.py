@@ -40,7 +40,10 @@ class AcceleratorPlatform(Platform):
             "max_num_mixed_prompt_tokens": 2048,
             "async_scheduling": True,
         }
-        reasons = {"max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token"}
+        reasons = {
+            "max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token; offline (LLM) "
+            "there is no limit"
+        }
         if not keeps_dtype:
             reasons["dtype"] = f"the device has no {capability}"
         return ConfigPatch(values, reasons)
