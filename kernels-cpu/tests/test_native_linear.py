@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -134,3 +136,44 @@ def test_the_same_token_alone_and_among_others(dtype: torch.dtype) -> None:
     together = NativeLinear(weight, None)(x)
     for rows in (1, 2, 3, 17):
         check(NativeLinear(weight, None)(x[:rows]), together[:rows].double(), 10.0)
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    """As a part of a fused projection's product lies."""
+    return torch.cat([x, x, x], -1)[:, x.shape[1] : -x.shape[1]]
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """As a state-space mixer's round of segments lies, channels before tokens."""
+    return x.t().contiguous().t()
+
+
+def other_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat_interleave(2, 0)[1::2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 40])
+@pytest.mark.parametrize("layout", [columns, transposed, other_rows])
+def test_rows_that_lie_in_any_way(
+    layout: Callable[[torch.Tensor], torch.Tensor], num_tokens: int, dtype: torch.dtype
+) -> None:
+    """Bit for bit what the same rows give when they are contiguous."""
+    weight, norm_weight = drawn(0, 64, 48).to(dtype), drawn(1, 48).to(dtype)
+    x, residual = drawn(2, num_tokens, 48).to(dtype), drawn(3, num_tokens, 48).to(dtype)
+    multiply = NativeLinear(weight, None)
+    assert torch.equal(multiply(layout(x)), multiply(x))
+    assert torch.equal(multiply.silu_and_mul(layout(x)), multiply.silu_and_mul(x))
+    out = torch.empty(num_tokens, 64, dtype=dtype)
+    multiply.into(out, layout(x))
+    assert torch.equal(out, multiply(x))
+    for is_gated in (False, True):
+        want = multiply.after_add_rms_norm(x, residual.clone(), norm_weight, 1e-5, is_gated=is_gated)
+        got = multiply.after_add_rms_norm(layout(x), layout(residual), norm_weight, 1e-5, is_gated=is_gated)
+        assert all(map(torch.equal, got, want))
+        alone = multiply.after_add_rms_norm(layout(x), None, norm_weight, 1e-5, is_gated=is_gated)
+        assert all(
+            map(
+                torch.equal, alone, multiply.after_add_rms_norm(x, None, norm_weight, 1e-5, is_gated=is_gated)
+            )
+        )

@@ -51,12 +51,14 @@ class NativeLinear:
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """The product into contiguous memory that is there already."""
-        self._multiply(self._by_reference, x.contiguous().data_ptr(), out.data_ptr(), x.shape[0], 0)
+        x = x.contiguous()  # by name: a copy without one would be freed before it is read
+        self._multiply(self._by_reference, x.data_ptr(), out.data_ptr(), x.shape[0], 0)
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * value`` of the product, whose first half is the gate: ``[num_tokens, out_features / 2]``."""
+        x = x.contiguous()
         out = x.new_empty(x.shape[0], self._half_of_out_features)
-        self._multiply(self._by_reference, x.contiguous().data_ptr(), out.data_ptr(), x.shape[0], 1)
+        self._multiply(self._by_reference, x.data_ptr(), out.data_ptr(), x.shape[0], 1)
         return out
 
     def after_add_rms_norm(
