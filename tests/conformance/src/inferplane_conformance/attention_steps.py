@@ -70,7 +70,7 @@ class Requests:
             return torch.randn(length, heads, layer.head_dim, generator=generator).to(dtype)
 
         kept = numbers
-        if layer.spec.dtype == "int8_per_token_head":
+        if getattr(layer.spec, "dtype", None) == "int8_per_token_head":
 
             def kept(heads: int) -> torch.Tensor:
                 """Multiples of the scale that they will have. Of others some lie just between two codes, and which of
