@@ -137,3 +137,18 @@ def test_without_a_norm_before_it_only_the_gate_is_fused(tiny_model: Callable[[s
     asked = [fused.asked for fused in ToyLinear.made]
     assert asked.count({"gate"}) == read_config(folder)["num_hidden_layers"]
     assert {"norm"} not in asked
+
+
+def test_heads_that_a_model_places_in_its_own_way_are_not_rotated_for_it(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """Llama 4 norms them after the rotation, in one of its layers, and has no rotation in the other."""
+    folder = tiny_model("llama4")
+    want = PromptRun(load_tiny(folder)).logits(PROMPTS)
+    attention = RotatingAttention()
+    context = replace(make_context(read_config(folder)), choose_attention=lambda layer: attention)
+    model = build_model(context)
+    model.load_weights(read_tensors(folder))
+    for ours, theirs in zip(PromptRun(model).logits(PROMPTS), want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert attention.num_calls == 0

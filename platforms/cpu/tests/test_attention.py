@@ -127,8 +127,6 @@ class Requests:
 def test_step_after_step(
     variant: str, dtype: str, block_size: int, backend_class: type[AttentionBackend], seed: int
 ) -> None:
-    if backend_class is CpuNativeAttention and variant == "chunk":
-        pytest.skip("it does not take chunks")
     layers = [make_layer(name, dtype, block_size, **VARIANTS[variant]) for name in ("first", "second")]
     backends = [backend_class(), reference_backend()()]
     torch_dtype = getattr(torch, dtype)

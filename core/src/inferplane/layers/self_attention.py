@@ -89,6 +89,8 @@ class SelfAttention(Layer):
             )
         norms = (self.q_norm, self.k_norm)
         is_plain = norms == (None, None) or all(isinstance(norm, RMSNorm) for norm in norms)
+        # a backend that rotates does what `place` of this class does, and knows nothing of another
+        is_plain = is_plain and type(self).place is SelfAttention.place
         self._rotary = None
         if rope is not None and is_plain and isinstance(self.attention, Attention):
             self._rotary = self.attention.rotary if self.attention.backend.fuses_rotary else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native_attention import (
     DTYPES,
@@ -17,11 +17,11 @@ from inferplane_kernels_cpu.native_attention import (
     allocate_kv,
 )
 
-_SPECS = (FullAttentionSpec, SlidingWindowSpec)
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
 
 
 class CpuNativeAttention(AttentionBackend):
-    """Attention over all tokens or a window, with soft caps and sinks, in float32, bfloat16 and float16.
+    """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16.
 
     Any mix of prompts and single tokens is one call a layer, norms of heads and rotation included. It is quickest with
     blocks of a multiple of 32 tokens and heads of a multiple of 16.
@@ -100,7 +100,7 @@ class CpuNativeAttention(AttentionBackend):
                 layer.head_dim,
                 spec.block_size,
                 spec.window if isinstance(spec, SlidingWindowSpec) else 0,
-                0,
+                spec.chunk if isinstance(spec, ChunkedLocalSpec) else 0,
                 layer.scale,
                 layer.soft_cap or 0.0,
             )
