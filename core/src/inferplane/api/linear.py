@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from inferplane.api.quantized_weight import QuantScheme
 
 Multiply = Callable[["torch.Tensor"], "torch.Tensor"]
-"""``[num_tokens, in_features] -> [num_tokens, out_features]``, same dtype, bias included."""
+"""``[num_tokens, in_features] -> [num_tokens, out_features]``, same dtype, bias included. The input may lie in any way:
+models hand over columns of wider tensors and transposes."""
 
 
 class FusedMultiply(ABC):

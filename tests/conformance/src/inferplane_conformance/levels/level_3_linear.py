@@ -40,12 +40,12 @@ def test_linear(subject: Subject, dtype: torch.dtype, shape: tuple[int, int], ha
         for num_tokens in NUM_TOKENS:
             x = torch.randn(num_tokens, in_features, generator=generator).to(dtype)
             expected = product(x.double(), weight, bias)
-            device_x = runtime.to_device(x.clone())
-            found = multiply(device_x)
-            where = f"{candidate.name} of {num_tokens} tokens"
-            assert found.dtype == dtype, where
-            assert_close(runtime.to_host(found), expected, DEFAULT_TOLERANCES[dtype], where)
-            assert torch.equal(runtime.to_host(device_x), x), f"{where} changes its input"
+            for how, device_x in layouts(subject, x).items():
+                found = multiply(device_x)
+                where = f"{candidate.name} of {num_tokens} tokens, {how}"
+                assert found.dtype == dtype, where
+                assert_close(runtime.to_host(found), expected, DEFAULT_TOLERANCES[dtype], where)
+                assert torch.equal(runtime.to_host(device_x), x), f"{where} changes its input"
 
 
 @torch.inference_mode()
@@ -108,6 +108,19 @@ def check_fused(
             expected, what = silu_and_mul(expected), f"{what}, gated"
         assert_close(found, expected, twice, what)
         assert_close(found_total, total, tolerance, f"{what}, the sum")
+
+
+def layouts(subject: Subject, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """x on the device as models hand it over: a tensor of its own, columns of a wider product, or the transpose of what
+    a mixer over time left."""
+    to_device = subject.runtime.to_device
+    # not NaN: a library may multiply what lies behind a row of odd length by zero
+    wider = torch.cat([x.new_full((len(x), 5), 128.0), x, x.new_full((len(x), 3), 128.0)], dim=1)
+    return {
+        "contiguous": to_device(x.clone()),
+        "columns of a wider tensor": to_device(wider)[:, 5 : 5 + x.shape[1]],
+        "transposed": to_device(x.T.contiguous()).T,
+    }
 
 
 def draw(
