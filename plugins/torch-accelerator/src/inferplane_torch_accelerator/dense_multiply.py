@@ -42,6 +42,8 @@ class FusedProduct(FusedMultiply):
         self._for_one_row = [for_one_row(weight, launch, is_gated=gated) for gated in (False, True)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.stride(-1) != 1:
+            x = x.contiguous()  # the kernels read rows; a mixer over time leaves columns
         if x.shape[0] == 1:
             return self._one_row(x)
         return self._more_rows(x)
