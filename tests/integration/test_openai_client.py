@@ -264,8 +264,9 @@ def test_impossible_max_tokens_are_refused(client, value):
 
 
 def test_cached_prompt_tokens_are_reported(client):
-    prompt = (
-        "A sentence that nobody has sent to this server before, in twenty-odd tokens or a few more than that."
+    prompt = (  # longer than a block
+        "A sentence that nobody has sent to this server before, in twenty-odd tokens or a few more than that, and "
+        "then another one of about the same length, so that both together fill one block of any usual size."
     )
     first, second = (client.completions.create(prompt=prompt, max_tokens=2, **GREEDY) for _ in range(2))
     assert first.usage.prompt_tokens_details.cached_tokens == 0

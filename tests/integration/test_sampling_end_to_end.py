@@ -291,7 +291,10 @@ def test_a_seed_gives_the_same_text_alone_among_others_cold_and_warm(folder: Pat
             temperature=temperature, max_tokens=choose.randrange(1, 40), top_k=choose.choice([0, 1, 20])
         )
 
-    with open_llm(folder) as llm, open_llm(folder, enable_prefix_caching=False, seed=77) as uncached:
+    with (
+        open_llm(folder, block_size=16) as llm,
+        open_llm(folder, enable_prefix_caching=False, seed=77) as uncached,
+    ):
         cold = run(llm, prompt, params)
         wanted = tokens(cold)
         assert cold.num_cached_tokens == 0
