@@ -124,6 +124,16 @@ def test_what_is_no_number_stays_so_in_its_row_alone(at: str, num_rows: int, bad
     torch.testing.assert_close(got[1:].double(), x[1:].double() @ weight.double().T, rtol=0.01, atol=0.02)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 20])
+def test_rows_that_lie_in_any_way(num_rows: int) -> None:
+    product = make(64, 96, 4, 32)[0]
+    x = torch.randn(num_rows, 96).bfloat16()
+    want = product(x)
+    wider = torch.cat([x.flip(1), x, x.flip(1)], dim=1)
+    assert torch.equal(product(wider[:, 96:192]), want)
+    assert torch.equal(product(x.T.contiguous().T), want)
+
+
 def test_rows_are_rounded_once() -> None:
     product, weight, _ = make(50, 70, 8, 32)
     index = torch.tensor([49, 0, 7, 7])

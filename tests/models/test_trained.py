@@ -48,10 +48,9 @@ def test_many_greedy_tokens(folder: Path):
     Teacher(folder).assert_greedy(complete(folder, 16, 128), 128)
 
 
-BFLOAT16_TOLERANCES = (3.6, 0.05)
-"""Largest and mean difference from float32 of a token's log-probability. The largest is as far as transformers' own
-bfloat16 goes (3.56, and 0.036 on average), where rounding sends a token to another expert; ours went up to 1
-and 0.024."""
+BFLOAT16_TOLERANCES = (1.0, 0.05)
+"""Largest and mean difference from float32 of a token's log-probability. Measured: up to 0.58 and 0.024, where rounding
+sends a token to another expert; transformers' own bfloat16 goes up to 3.56 and 0.036."""
 
 
 def test_bfloat16_stays_near_float32(folder: Path):

@@ -16,6 +16,7 @@ from inferplane.api.kv import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from inferplane.api.kv_dtype import KVScales
 from inferplane.api.linear import LinearShape
 from inferplane.config import EngineArgs
 from inferplane.plugins import PluginError, load_plugins
@@ -145,6 +146,44 @@ def test_its_attention_by_hand(
             total = sum(weights) + (0.0 if sinks is None else math.exp(sinks[head]))
             want = sum(w / total * values[request][t] for t, w in zip(seen, weights))
             torch.testing.assert_close(got[row, head], want)
+
+
+def test_fp8_keys_and_values_have_scales_of_their_own() -> None:
+    """Of numbers that fp8 holds exactly under their own scale only, so that attention is the plain one."""
+    k_scales, v_scales = torch.tensor([3.0, 0.1]), torch.tensor([0.3, 7.0])
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=2, head_dim=4, dtype="fp8_e4m3")
+    layer = AttentionLayer(
+        name="layer",
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=4,
+        scale=0.05,
+        spec=spec,
+        kv_scales=KVScales(k_scales, v_scales),
+    )
+    generator = torch.Generator().manual_seed(0)
+    k, v = (
+        torch.randint(-8, 9, (4, 2, 4), generator=generator) * scales.view(1, 2, 1)
+        for scales in (k_scales, v_scales)
+    )
+    q = torch.randn(4, 2, 4, generator=generator)
+    inputs = AttentionInputs(
+        num_reqs=1,
+        num_tokens=4,
+        query_lens_host=[4],
+        seq_lens_host=[4],
+        query_start=torch.tensor([0, 4], dtype=torch.int32),
+        seq_lens=torch.tensor([4], dtype=torch.int32),
+        block_table=torch.tensor([[1]], dtype=torch.int32),
+        slot_mapping=torch.arange(4, 8),
+        block_size=4,
+    )
+    kv = ReferenceAttention.allocate_kv(layer, 2, torch.float8_e4m3fn, torch.device("cpu"))
+    backend = ReferenceAttention()
+    got = backend.forward(layer, q, k, v, kv, backend.build_metadata(inputs))
+    heads_first = (x.transpose(0, 1) for x in (q, k, v))
+    want = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, scale=layer.scale)
+    torch.testing.assert_close(got, want.transpose(0, 1))
 
 
 def test_a_latent_is_key_and_value_of_every_head() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -61,6 +61,10 @@ class Inputs(AttentionBackend):
     def forward(self, layer, q, k, v, kv, metadata, *, sinks=None):
         raise AssertionError("not called")
 
+    def refresh_metadata(self, metadata: Any, inputs: AttentionInputs) -> None:
+        assert metadata is inputs
+        self.refreshed_for = list(inputs.seq_lens_host)
+
 
 class Counting(CallAgain):
     def __init__(self, fails_from: int = 99) -> None:
@@ -105,7 +109,8 @@ class Steps:
                 )
             )
         runtime = (StagedRuntime if staged else HostRuntime)(DeviceDescriptor("null", 0, "null", 1 << 30))
-        group = KVGroup(BLOCK_SIZE, ((Inputs(), ("layer",)),))
+        self.attention = Inputs()
+        group = KVGroup(BLOCK_SIZE, ((self.attention, ("layer",)),))
         self.graphs = DecodeGraphs(
             SumOfInputs(), runtime, backend, {}, [group], sizes, max_model_len=MAX_LEN, scratch_blocks=[SCRATCH]
         )  # fmt: skip
@@ -115,6 +120,8 @@ class Steps:
         assert self.graphs.can_run(step)
         hidden, sample_rows = self.graphs.run(step, torch.zeros(8, dtype=torch.int64))
         assert hidden.tolist() == [_expected(int(name)) for name in names]
+        spare = len(self.attention.refreshed_for) - len(names)
+        assert self.attention.refreshed_for == [5 + int(name) for name in names] + [1] * spare
         assert np.array_equal(sample_rows.numpy(), step.sample_rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ class StepRows:
     """As in `HostStep`."""
 
 
-class GraphInputs:
+class GraphInputs(ABC):
     """Columns of one element for each row, and block tables as wide as the longest sequence needs, at fixed addresses.
 
     Rows beyond a step's requests are sequences of one token in a scratch block, which belongs to no request.
@@ -55,13 +56,13 @@ class GraphInputs:
         self._scratch_slots = [block * size for block, size in zip(scratch_blocks, block_sizes)]
         self._host_slots = [np.full(num_rows, slot, np.int64) for slot in self._scratch_slots]
 
+    @abstractmethod
     def clear(self) -> None:
         """Spare rows only, as at first: a recording must not touch what requests have stored."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, step: HostStep, num_rows: int) -> StepRows:
         """The step's requests first, and spare rows up to ``num_rows``."""
-        raise NotImplementedError
 
     def _fill_columns(self, step: HostStep | None) -> None:
         n = 0 if step is None else step.num_reqs

@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention
 from inferplane_kernels_cpu.paged_attention import Scoring, Scratch, allocate_kv, paged_attention, store_kv
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
+
+
+def unserved_spec(spec: KVCacheSpec) -> str | None:
+    """Why neither attention of this platform computes it; None where both do."""
+    if type(spec) in _SPECS:
+        return None
+    known = ", ".join(each.__name__ for each in _SPECS)
+    return f"computes attention of {known}, not of {type(spec).__name__}"
 
 
 class StepMetadata:
@@ -53,10 +61,8 @@ class CpuPagedAttention(AttentionBackend):
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
-        layer = query.layer
-        if type(layer.spec) not in _SPECS:
-            known = ", ".join(spec.__name__ for spec in _SPECS)
-            return f"computes attention of {known}, not of {type(layer.spec).__name__}"
+        if (reason := unserved_spec(query.layer.spec)) is not None:
+            return reason
         for dtype in (query.dtype, query.kv_dtype):
             if dtype not in _DTYPES:
                 return f"computes in {', '.join(map(str, _DTYPES))}, not in {dtype}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import ChunkedLocalSpec, SlidingWindowSpec
+from inferplane_cpu.attention import unserved_spec
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native_attention import (
     DTYPES,
@@ -16,8 +17,6 @@ from inferplane_kernels_cpu.native_attention import (
     Step,
     allocate_kv,
 )
-
-_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
 
 
 class CpuNativeAttention(AttentionBackend):
@@ -41,9 +40,8 @@ class CpuNativeAttention(AttentionBackend):
         layer = query.layer
         if (reason := native.unavailable_reason()) is not None:
             return reason
-        if type(layer.spec) not in _SPECS:
-            known = ", ".join(spec.__name__ for spec in _SPECS)
-            return f"computes attention of {known}, not of {type(layer.spec).__name__}"
+        if (reason := unserved_spec(layer.spec)) is not None:
+            return reason
         if query.dtype not in DTYPES:
             return f"computes in {', '.join(map(str, DTYPES))}, not in {query.dtype}"
         if query.kv_dtype != query.dtype:
