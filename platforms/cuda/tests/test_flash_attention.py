@@ -17,7 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_parity import HALF, HEAD_DIM, NUM_HEADS, STEPS, compare, make_layer, reason_of, with_window
 from attention_steps import ragged_inputs
 from inferplane_cuda.attention import CudaTritonAttention
-from inferplane_cuda.flash_attention import FlashAttention, _imported
+from inferplane_cuda.flash_attention import FlashAttention
+from inferplane_cuda.flash_library import _imported
 
 
 @pytest.fixture
@@ -99,10 +100,20 @@ def test_what_it_gives_the_library(step: str, monkeypatch: pytest.MonkeyPatch) -
         sizes.append(len(options["page_table"]))
         return paged_attention(q, *args, **options)
 
-    monkeypatch.setattr("inferplane_cuda.flash_attention._imported", lambda: attend)
+    monkeypatch.setattr("inferplane_cuda.flash_library._imported", lambda: attend)
     host = torch.device("cpu")
     compare(FlashAttention(), make_layer(torch.float32, 16), torch.float32, step, host, takes_nan=False)
     assert sizes[-1] == 3
+
+
+def test_many_prompts_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(*args: Any, **options: Any) -> torch.Tensor:
+        raise AssertionError("called")
+
+    monkeypatch.setattr("inferplane_cuda.flash_library._imported", lambda: attend)
+    monkeypatch.setattr("inferplane_cuda.flash_attention.MAX_REQUESTS", 2)
+    host = torch.device("cpu")
+    compare(FlashAttention(), make_layer(torch.float32, 16), torch.float32, "chunks", host, takes_nan=False)
 
 
 def test_what_flash_attention_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,13 @@ class AttentionBackend(ABC):
         """
 
     @classmethod
+    def start_compiling(cls, query: AttentionQuery) -> None:
+        """For each layer that the backend was chosen for, on the thread of the worker whose device is the current one,
+        before the weights are loaded: a backend whose kernels take long to compile may start that in the background.
+        """
+        return
+
+    @classmethod
     @abstractmethod
     def allocate_kv(
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device

@@ -17,15 +17,21 @@ _ID = "warm-up"
 
 def largest_plan(config: EngineConfig, block_sizes: Sequence[int]) -> StepPlan:
     """As many tokens as a step may have, of as many requests, all in the first block of each KV group: what is computed
-    means nothing. Every request gets a token, by settings that take much memory."""
+    means nothing. Every request gets a token, by settings that take much memory.
+
+    Each has one token, as in decoding, and the rest are of prompts as long as can be, behind them: so the kernels of
+    both kinds are those of later steps, and what they compile is compiled here.
+    """
     num_tokens, max_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
-    num_reqs = min(config.scheduler.max_num_seqs, num_tokens)
-    length = min(num_tokens // num_reqs, max_len)
-    first = min(num_tokens - length * (num_reqs - 1), max_len)
-    lengths = {f"{_ID}-{index}": first if index == 0 else length for index in range(num_reqs)}
+    lengths = [1] * min(config.scheduler.max_num_seqs, num_tokens)
+    num_left = num_tokens - len(lengths)
+    for index in reversed(range(len(lengths))):
+        more = min(num_left, max_len - 1)
+        lengths[index] += more
+        num_left -= more
     requests = [
         NewRequest(
-            request_id=request_id,
+            request_id=f"{_ID}-{index}",
             token_ids=[0] * length,
             num_prompt_tokens=length,
             num_computed_tokens=0,
@@ -34,9 +40,10 @@ def largest_plan(config: EngineConfig, block_sizes: Sequence[int]) -> StepPlan:
             seed=0,
             max_tokens=1,
         )
-        for request_id, length in lengths.items()
+        for index, length in enumerate(lengths)
     ]
-    return StepPlan(step_id=0, new_requests=requests, num_scheduled_tokens=lengths)
+    counts = {request.request_id: request.num_prompt_tokens for request in requests}
+    return StepPlan(step_id=0, new_requests=requests, num_scheduled_tokens=counts)
 
 
 def warm_up_plans(kv_config: KVCacheConfig, max_model_len: int) -> list[StepPlan]:

@@ -124,7 +124,9 @@ class ModelWorker(Worker):
         dtype = getattr(torch, self.config.model.dtype)
         kv_dtype = stored_type(layer.spec, dtype)
         query = AttentionQuery(layer=layer, dtype=dtype, kv_dtype=kv_dtype, device=self.context.device)
-        return self.context.plugins.choose_attention(query, self.config.device.attention_backend)
+        backend = self.context.plugins.choose_attention(query, self.config.device.attention_backend)
+        backend.start_compiling(query)
+        return backend
 
     @property
     def model(self) -> Model:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
-from collections.abc import Callable
-from functools import cache
 from importlib.machinery import PathFinder
-from typing import Any
 
 import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
+from inferplane_cuda import flash_library
 from inferplane_cuda.attention import CudaTritonAttention
+from inferplane_cuda.flash_library import MAX_REQUESTS, ONE_KERNEL_TOKENS, Variant
 from inferplane_torch_accelerator.triton_attention import StepPart, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 NEEDED = {"flash_attn.cute": "flash-attn-4", "cutlass.cute": "nvidia-cutlass-dsl"}
 """Modules that it computes by, and the packages that bring them."""
 
-logger = logging.getLogger("inferplane.attention")
-
 
 class FlashAttention(CudaTritonAttention):
-    """On GPUs with the bulk copy engine, in half precision. It compiles itself at the first step of each kind.
+    """On GPUs with the bulk copy engine, in half precision. The library compiles itself while weights are loaded.
 
-    Packages that are there and cannot be imported are found out about when the worker warms up; then the Triton kernel
-    takes their place, and the log says why.
+    Packages that are there and cannot be imported are found out about when the worker runs its first step; then the
+    Triton kernel takes their place, and the log says why. It also has the steps with more than 256 prompts, which are
+    short then.
 
     Requests are where ``cu_seqlens_q`` says, which need not begin with row 0: those before, of a single token each,
     are left to the kernel that splits their sequences.
@@ -49,6 +46,10 @@ class FlashAttention(CudaTritonAttention):
                 return f"the package {package} is not installed"
         return super().unsupported_reason(query)
 
+    @classmethod
+    def start_compiling(cls, query: AttentionQuery) -> None:
+        flash_library.start_compiling(Variant.of(query), torch.device("cuda", torch.cuda.current_device()))
+
     def _prefill(
         self,
         layer: AttentionLayer,
@@ -57,7 +58,7 @@ class FlashAttention(CudaTritonAttention):
         part: StepPart,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        attend = _imported()
+        attend = flash_library.attend() if part.num_reqs <= MAX_REQUESTS else None
         if attend is None:
             return super()._prefill(layer, q, kv, part, sinks)
         window = window_of(layer)
@@ -66,7 +67,7 @@ class FlashAttention(CudaTritonAttention):
             kv[0],
             kv[1],
             cu_seqlens_q=part.query_start,
-            max_seqlen_q=part.longest_query,
+            max_seqlen_q=max(part.longest_query, ONE_KERNEL_TOKENS),
             max_seqlen_k=part.longest,
             seqused_k=part.seq_lens,
             page_table=part.block_table,
@@ -77,21 +78,6 @@ class FlashAttention(CudaTritonAttention):
             softcap=layer.soft_cap or 0.0,
         )
         return out[0] if isinstance(out, tuple) else out
-
-
-@cache
-def _imported() -> Callable[..., Any] | None:
-    try:
-        from flash_attn.cute import flash_attn_varlen_func
-    except Exception as error:  # a broken installation may raise anything
-        logger.warning(
-            "FlashAttention cannot be imported (%s: %s): steps with prompts use the Triton kernel, which is slower",
-            type(error).__name__,
-            error,
-        )
-        return None
-    found: Callable[..., Any] = flash_attn_varlen_func
-    return found
 
 
 def _is_there(module: str) -> bool:
