@@ -10,23 +10,12 @@ import pytest
 import torch
 
 import tiny_models
-from families import FAMILIES
+from families import FAMILIES, ON_ONE_RANK
 from inferplane.api.comm import Communicator
 from model_harness import PromptRun, load_tiny, run_ranks
 
 RELATIVE_TOLERANCE = 1e-4
 """Of the largest logit."""
-ON_ONE_RANK = (
-    "nemotron_h",
-    "mamba",
-    "mamba2",
-    "jamba",
-    "granite_hybrid",
-    "bamba",
-    "falcon_h1",
-    "falcon_h1_norm",
-)
-"""Families with layers that are not split; `core/tests/layers/test_ssm.py` shows the refusal."""
 LENGTHS = (1, 17, 40, 90)
 
 

@@ -315,3 +315,47 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+ON_ONE_RANK = (
+    "nemotron_h",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "granite_hybrid",
+    "bamba",
+    "falcon_h1",
+    "falcon_h1_norm",
+)
+"""Families with layers that are not split; `core/tests/layers/test_ssm.py` shows the refusal."""
+
+OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "opt": ("OPTConfig", {"ffn_dim": 160, "word_embed_proj_dim": 64}),
+    "phi": ("PhiConfig", {"partial_rotary_factor": 0.5}),
+    "gptj": ("GPTJConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, "rotary_dim": 8}),
+    "gpt_bigcode": ("GPTBigCodeConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+    "exaone4": (
+        "Exaone4Config",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "vaultgemma": (
+        "VaultGemmaConfig",
+        {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+    ),
+    "minicpm3": (
+        "MiniCPM3Config",
+        {
+            "q_lora_rank": 32,
+            "kv_lora_rank": 48,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 20,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "ernie_moe": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48, "moe_layer_start_index": 0},
+    ),
+}
+"""Decoders without a file here."""

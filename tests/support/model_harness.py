@@ -135,12 +135,13 @@ def make_context(
     kv_dtype: str | None = None,
     seed: int = 0,
     pooler: PoolerConfig | None = None,
+    path: Path | str = "",
 ) -> BuildContext:
     """``quantization`` is by default what the configuration says."""
     attention = GatherAttention()
     model = ModelConfig(
         model="tiny",
-        path="",
+        path=str(path),
         hf_config=dict(hf_config),
         architecture=hf_config["architectures"][0],
         dtype=dtype,

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from families import FAMILIES
+from families import FAMILIES, OTHER_FAMILIES
 
 VOCAB_SIZE = 1024
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -69,11 +69,11 @@ def make_tiny_model(
 ) -> Path:
     """Writes a random model of `arch` below `directory` and returns its folder.
 
-    `arch` is one of ARCHITECTURES or of `families.FAMILIES`.
+    `arch` is one of ARCHITECTURES, of `families.FAMILIES` or of `families.OTHER_FAMILIES`.
 
     `overrides` are fields of the transformers configuration. The same arguments give the same weights.
     """
-    known = {**FAMILIES, **_ARCHITECTURES}
+    known = {**FAMILIES, **OTHER_FAMILIES, **_ARCHITECTURES}
     if arch not in known:
         raise ValueError(f"arch must be one of {', '.join(known)}, got {arch!r}")
     import torch

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inferplane.models.errors import ModelLoadError
+from inferplane.models.fallback import FALLBACK
 from inferplane.models.llama import MistralForCausalLM
 from inferplane.models.registry import (
     BUILT_IN,
@@ -20,6 +21,7 @@ from inferplane.models.registry import (
     load_model,
     model_class,
     resolve_architecture,
+    why_one_rank,
 )
 from model_harness import PromptRun, load_tiny, make_context, read_config, read_tensors
 
@@ -51,6 +53,21 @@ def test_an_unknown_architecture_is_refused_with_near_names_and_the_list():
     with pytest.raises(ModelLoadError) as caught:
         find_target("T5")
     assert "did you mean" not in str(caught.value)
+
+
+def test_what_transformers_alone_has_goes_to_the_fallback_without_torch():
+    code = (
+        "import sys; from inferplane.models.registry import find_target, why_one_rank; "
+        "print(find_target('OPTForCausalLM'), 'torch' in sys.modules, why_one_rank('OPTForCausalLM'))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found == f"{FALLBACK} False has no model file and runs by transformers' implementation\n"
+
+
+def test_what_is_not_split_over_ranks_is_known_before_it_is_built():
+    assert why_one_rank("LlamaForCausalLM") is None
+    assert why_one_rank("Mamba2ForCausalLM") == "has state-space layers"
+    assert why_one_rank("Mamba2ForCausalLM", {"Mamba2ForCausalLM": PLUGIN_TARGET}) is None
 
 
 def test_plugins_add_architectures_and_replace_built_in_ones():

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from inferplane.models.fallback import FALLBACK
+
 if TYPE_CHECKING:
     from inferplane.plugins.explanation import Choice, Explanation, GroupOfKV
 
@@ -21,6 +23,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     device = explanation.device
     yield f"device   {device.platform}:{device.index} ({device.name})"
     yield f"model    {explanation.config.model.architecture} from {explanation.config.model.path}"
+    how = ", the fallback: transformers' implementation" if explanation.implementation == FALLBACK else ""
+    yield f"run by   {explanation.implementation}{how}"
     yield "settings"
     for setting in explanation.settings:
         if setting.value not in (None, {}):
@@ -62,6 +66,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
         "device": {**asdict(device), "capabilities": list(device.capabilities)},
         "model": explanation.config.model.model,
         "architecture": explanation.config.model.architecture,
+        "implementation": explanation.implementation,
         "settings": [asdict(setting) for setting in explanation.settings],
         "choices": [_choice_object(choice) for choice in explanation.choices],
         "kv_groups": [

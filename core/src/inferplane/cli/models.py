@@ -16,9 +16,11 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of the table.")
 def list_models(as_json: bool) -> None:
-    """Architectures that can be served, by their Hugging Face name: what each does, keeps and is tested on."""
+    """Architectures that can be served, by their Hugging Face name: what each does, keeps and is tested on. The last
+    row, *, is every other decoder that the fallback runs."""
     from inferplane.cli.table import print_table
-    from inferplane.models.catalog import CATALOG
+    from inferplane.models.catalog import CATALOG, OTHER_DECODERS
+    from inferplane.models.fallback import FALLBACK
     from inferplane.models.registry import BUILT_IN, known_architectures
     from inferplane.models.task import tasks_of
     from inferplane.plugins import load_plugins
@@ -29,6 +31,9 @@ def list_models(as_json: bool) -> None:
         facts = CATALOG.get(name) if BUILT_IN.get(name) == target else None
         known = {} if facts is None else asdict(facts)
         rows.append({"architecture": name, "tasks": tasks_of(name), **known, "implementation": target})
+    rows.append(
+        {"architecture": "*", "tasks": ("generate",), **asdict(OTHER_DECODERS), "implementation": FALLBACK}
+    )
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return

@@ -60,6 +60,7 @@ def resolve_in_full(
     serves_streams: bool = True,
 ) -> Resolution:
     """As `resolve`. Without ``needs_weights`` a folder that holds ``config.json`` alone is a model too."""
+    from inferplane.models.fallback import has_fallback
     from inferplane.models.hf_config import usual_form
     from inferplane.models.loader import LOAD_FORMATS, open_checkpoint
     from inferplane.models.registry import known_architectures
@@ -77,7 +78,7 @@ def resolve_in_full(
     hf_config = usual_form(checkpoint.hf_config)
     if source.kind == "folder":
         known = known_architectures(plugins.models())
-        refuse_unknown_code(source.path, hf_config, known.__contains__)
+        refuse_unknown_code(source.path, hf_config, lambda name: name in known or has_fallback(name))
     defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
     if not serves_streams:
         defaults = without_streams(defaults)
@@ -108,7 +109,7 @@ def resolve_in_full(
         seed=args.seed,
         plugin_options=plugin_options(args.plugin_options, plugins.engine_options()),
     )
-    _check_combination(config)
+    _check_combination(config, plugins)
     platform.validate_config(config, device)
     plugins.validate_config(config, device)
     return Resolution(config, device, [_as_resolved(setting, config, device) for setting in settings])
@@ -312,8 +313,15 @@ def _check_names(args: EngineArgs, plugins: PluginSet) -> None:
             raise ConfigError(name, f"{name} {value!r} is unknown; there are {there}")
 
 
-def _check_combination(config: EngineConfig) -> None:
+def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
+    from inferplane.models.registry import why_one_rank
+
     ranks = config.parallel.tensor_parallel_size
+    if ranks > 1 and (reason := why_one_rank(config.model.architecture, plugins.models())):
+        raise ConfigError(
+            "tensor_parallel_size",
+            f"{config.model.architecture} {reason}, which is for one rank, not {ranks}: leave tensor_parallel_size out",
+        )
     num_heads = config.model.hf_config.get("num_attention_heads")
     if isinstance(num_heads, int) and num_heads % ranks:
         raise ConfigError(

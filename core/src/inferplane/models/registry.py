@@ -7,7 +7,9 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from inferplane.models.catalog import keeps_states_whole
 from inferplane.models.errors import ModelLoadError
+from inferplane.models.fallback import FALLBACK, has_fallback
 
 if TYPE_CHECKING:
     import torch
@@ -85,17 +87,25 @@ def known_architectures(plugin_models: Mapping[str, str] = _NONE) -> dict[str, s
 
 
 def find_target(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> str:
-    """``"module:Class"`` of an architecture, without importing it. Raises `ModelLoadError` with those that are near."""
+    """``"module:Class"`` of an architecture, without importing it: `FALLBACK` where transformers alone has it.
+
+    Raises `ModelLoadError` with those that are near.
+    """
     known = known_architectures(plugin_models)
     if architecture in known:
         return known[architecture]
+    if has_fallback(architecture):
+        return FALLBACK
     near = difflib.get_close_matches(architecture, known, n=3, cutoff=0.75)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ModelLoadError(f"no model class runs {architecture!r}; {hint}There are: {', '.join(known)}")
 
 
 def resolve_architecture(hf_config: Mapping[str, Any], plugin_models: Mapping[str, str] = _NONE) -> str:
-    """The first of a configuration's ``architectures`` that can run. Raises `ModelLoadError` when none can."""
+    """The first of a configuration's ``architectures`` that has a class, or the first of all for the fallback.
+
+    Raises `ModelLoadError` when none can run.
+    """
     named = hf_config.get("architectures")
     if not isinstance(named, (list, tuple)) or not named or not all(isinstance(name, str) for name in named):
         raise ModelLoadError(
@@ -105,6 +115,15 @@ def resolve_architecture(hf_config: Mapping[str, Any], plugin_models: Mapping[st
     architecture = next((name for name in named if name in known), named[0])
     find_target(architecture, plugin_models)
     return architecture
+
+
+def why_one_rank(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> str | None:
+    """Why a model is not split over ranks, as far as that is known without building it."""
+    target = find_target(architecture, plugin_models)
+    if target == FALLBACK:
+        return "has no model file and runs by transformers' implementation"
+    is_built_in = BUILT_IN.get(architecture) == target
+    return "has state-space layers" if is_built_in and keeps_states_whole(architecture) else None
 
 
 def model_class(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> type[Model]:

@@ -24,7 +24,7 @@ from inferplane.config.resolve import resolve_in_full
 from inferplane.engine.kv_grouping import group_layers
 from inferplane.kvcache.managers import manager_class_for
 from inferplane.layers import WeightSlot, walk_layers
-from inferplane.models.registry import build_model
+from inferplane.models.registry import build_model, find_target
 from inferplane.plugins.decision import Decision
 from inferplane.plugins.plugin_set import PluginSet
 from inferplane.plugins.resolution import make_op_table
@@ -74,6 +74,8 @@ class Explanation:
     settings: list[Setting]
     choices: list[Choice]
     kv_groups: list[GroupOfKV]
+    implementation: str
+    """``"module:Class"`` that runs the model."""
 
     @property
     def is_complete(self) -> bool:
@@ -114,6 +116,7 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
         settings=resolution.settings,
         choices=[*by_op, *recorder.choices()],
         kv_groups=[_explain_group(group, plugins) for group in groups],
+        implementation=find_target(config.model.architecture, plugins.models()),
     )
 
 
