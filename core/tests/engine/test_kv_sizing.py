@@ -31,6 +31,20 @@ def test_memory_becomes_blocks() -> None:
     assert size.max_model_len == 160
 
 
+@pytest.mark.parametrize(
+    ("kept_blocks_of_memory", "max_model_len", "kept"),
+    [(None, 160, ()), (4, 33, (4,)), (4, 160, (10,)), (1000, 160, (20,))],
+    ids=["all of it", "as asked for", "at least the longest sequence", "at most the pool"],
+)
+def test_what_is_kept_before_cached_blocks_are_evicted(
+    kept_blocks_of_memory: int | None, max_model_len: int, kept: tuple[int, ...]
+) -> None:
+    block_bytes = 3 * BLOCK_BYTES
+    kept_bytes = None if kept_blocks_of_memory is None else block_bytes * kept_blocks_of_memory
+    size = size_pool(LAYERS, block_bytes * 20, model(max_model_len), SCHEDULER, kept_bytes)
+    assert size.kv_config.kept_blocks == kept
+
+
 def test_a_length_from_the_model_is_lowered_to_what_fits() -> None:
     size = size_pool(LAYERS, 3 * BLOCK_BYTES * 10, model(161), SCHEDULER)
     assert size.max_model_len == 160

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -93,13 +95,27 @@ def test_memory_is_used_again_once_no_view_holds_it_and_is_shared_by_graphs(line
 
     short = graphs.capture(lambda: chain(3))
     size = graphs._arena.num_bytes
-    assert size == 3 * 5 * 64 * 2  # the first, and two by turns
+    assert size == 3 * 1024  # the first, and two by turns, of 640 bytes each
     again = graphs.capture(lambda: chain(4))
     assert graphs._arena.num_bytes == size
     for graph in (short, again):
         out.zero_()
         graph.replay()
         assert torch.equal(out, x)
+
+
+def test_recording_does_not_import_torchs_compiler() -> None:
+    script = """
+import sys, torch
+from inferplane_cpu.graphs import CpuGraphs
+with torch.inference_mode():
+    CpuGraphs().capture(lambda: torch.empty(4, 4).view(16))
+print("torch._dynamo" in sys.modules)
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert out.stdout.strip() == "False"
 
 
 def test_arena() -> None:

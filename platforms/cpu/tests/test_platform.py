@@ -117,6 +117,16 @@ def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...
     assert ("dtype" in defaults.reasons) == (dtype != checkpoint and checkpoint != "float32")
 
 
+def test_the_prefix_cache_is_bounded_unless_the_user_sized_the_cache() -> None:
+    def default(**asked: object) -> object:
+        defaults = CpuPlatform().config_defaults(EngineArgs(**asked), device(), "float32")
+        return defaults.get("prefix_cache_bytes")
+
+    assert default() == 256 << 20
+    assert default(kv_cache_bytes=1 << 30) is None
+    assert default(memory_share=0.9) is None
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "name", "capabilities", "path"),
     [

@@ -258,6 +258,8 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroup, ...] = field(default_factory=tuple)
     more_pools: tuple[int, ...] = ()
     """Blocks of each further pool."""
+    kept_blocks: tuple[int, ...] = ()
+    """Of each pool, blocks to use before a cached one is evicted; empty for all. Requests that run may use more."""
 
     @property
     def pool_blocks(self) -> tuple[int, ...]:

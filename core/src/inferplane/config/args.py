@@ -91,6 +91,14 @@ class EngineArgs:
         choices=("auto", *QUANTIZED_KV),
     )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
+    prefix_cache_bytes: int | None = option(
+        None,
+        "KV cache",
+        "Size up to which the KV cache grows in order to keep what finished requests computed, at least one sequence "
+        "of max_model_len; requests that run may take more of it. Default: the platform decides where kv_cache_bytes "
+        "and memory_share are left open too; else the whole cache.",
+        type="bytes",
+    )
     max_num_seqs: int | None = option(None, "Scheduler", "Most requests in one step.")
     max_num_batched_tokens: int | None = option(None, "Scheduler", "Token budget of one step.")
     max_num_mixed_prompt_tokens: int | None = option(

@@ -83,6 +83,8 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     """None: sized from the memory that is really available."""
     enable_prefix_caching: bool = True
+    prefix_cache_bytes: int | None = None
+    """The size up to which the KV cache grows before cached prefixes are evicted; None: all of it."""
     memory_share: float | None = None
     """Part of the device's memory to use, or of the machine's free memory where that is the device's; None: default."""
     kv_dtype: str | None = None

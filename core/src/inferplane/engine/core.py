@@ -79,7 +79,9 @@ class EngineCore:
         self._runs_whole = any(spec.sees_later_tokens for spec in specs.values())
         if self._runs_whole:
             config = _with_steps_for_whole_prompts(config)
-        size = size_pool(specs, self._executor.available_kv_bytes(), config.model, config.scheduler)
+        available_bytes = self._executor.available_kv_bytes()
+        kept_bytes = config.cache.prefix_cache_bytes
+        size = size_pool(specs, available_bytes, config.model, config.scheduler, kept_bytes)
         if size.max_model_len < config.model.max_model_len:
             logger.warning(
                 "max_model_len is lowered from %d to %d tokens: the KV cache has room for no longer sequence",

@@ -44,12 +44,16 @@ def size_pool(
     available_bytes: int,
     model: ModelConfig,
     scheduler: SchedulerConfig,
+    prefix_cache_bytes: int | None = None,
 ) -> PoolSize:
     """Divides the memory into blocks.
 
     A sequence of ``max_model_len`` tokens always fits: where there is less memory, `ConfigError` says what is needed if
     the length was asked for, and otherwise the length becomes what fits. Where layers keep blocks of different shapes,
     the rest is divided so that ``max_num_seqs`` sequences can grow alike as long as possible.
+
+    ``prefix_cache_bytes``: of all memory, what is to be used before cached blocks are evicted; every pool keeps at
+    least the longest sequence.
     """
     max_step_tokens = scheduler.max_num_batched_tokens
     groups = group_layers(specs, model.max_model_len, max_step_tokens)
@@ -70,8 +74,14 @@ def size_pool(
             "Lower max_model_len, or raise kv_cache_bytes if there is more memory",
         )
     pools = _pools(groups, max_step_tokens)
-    first, *more = _divide(pools, available_bytes, length, scheduler.max_num_seqs)
-    return PoolSize(KVCacheConfig(first, groups, tuple(more)), length)
+    first, *more = nums = _divide(pools, available_bytes, length, scheduler.max_num_seqs)
+    kept: tuple[int, ...] = ()
+    if prefix_cache_bytes is not None:
+        share = prefix_cache_bytes / available_bytes
+        kept = tuple(
+            min(num, max(int(num * share), pool.num_blocks_for(length))) for num, pool in zip(nums, pools)
+        )
+    return PoolSize(KVCacheConfig(first, groups, tuple(more), kept), length)
 
 
 def _pools(groups: tuple[KVCacheGroup, ...], max_step_tokens: int) -> list[_Pool]:

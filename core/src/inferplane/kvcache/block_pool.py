@@ -17,27 +17,41 @@ class BlockPool:
     the block is handed out again, so the free list is at the same time the order in which cached blocks are evicted:
     blocks without a key first, then the one released longest ago.
 
+    Blocks that were never used are taken in the order of their ids. A host gives them memory when they are first
+    written, so the pool takes them before it evicts cached ones only until ``num_kept_blocks`` have been in use, and
+    beyond that only when everything else is referenced.
+
     Every method takes time in proportion to the blocks it is given and none to the size of the pool, except
     `reset_cache` and `check`.
     """
 
-    def __init__(self, num_blocks: int, on_removed: Callable[[bytes], None] | None = None) -> None:
-        """``on_removed`` is called with the key of each block that is handed out while it was cached."""
+    def __init__(
+        self,
+        num_blocks: int,
+        on_removed: Callable[[bytes], None] | None = None,
+        num_kept_blocks: int | None = None,
+    ) -> None:
+        """``on_removed`` is called with the key of each block that is handed out while it was cached. Without
+        ``num_kept_blocks`` all of them are."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
+        self._num_kept_blocks = num_blocks if num_kept_blocks is None else num_kept_blocks
         self._on_removed = on_removed
         self._num_references = [0] * num_blocks
         self._key_of_block: list[bytes | None] = [None] * num_blocks
         self._block_of_key: dict[bytes, int] = {}
         # The interpreter's ordered dict is a doubly linked list in C: taking the first, removing from the middle and
         # adding at either end are O(1), and several times faster than links kept in Python lists.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict()
+        """Free blocks that were in use before."""
+        self._num_used = 0
+        """Blocks below this id have been in use."""
 
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` could hand out, cached ones that nobody references among them."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_used
 
     @property
     def num_cached(self) -> int:
@@ -55,12 +69,12 @@ class BlockPool:
 
         Raises `BlockPoolError` when fewer are free: callers look at `num_free` first.
         """
-        if num_blocks > len(self._free):
-            raise BlockPoolError(f"{num_blocks} blocks were asked for, but only {len(self._free)} are free")
-        pop_free, num_references, key_of_block = self._free.popitem, self._num_references, self._key_of_block
+        if num_blocks > self.num_free:
+            raise BlockPoolError(f"{num_blocks} blocks were asked for, but only {self.num_free} are free")
+        num_references, key_of_block = self._num_references, self._key_of_block
         block_ids = []
         for _ in range(num_blocks):
-            block_id, _ = pop_free(last=False)
+            block_id = self._next_block()
             key = key_of_block[block_id]
             if key is not None:
                 del self._block_of_key[key]
@@ -70,6 +84,17 @@ class BlockPool:
             num_references[block_id] = 1
             block_ids.append(block_id)
         return block_ids
+
+    def _next_block(self) -> int:
+        """Takes a block out of those that are free."""
+        free = self._free
+        if self._num_used < self.num_blocks:
+            first = next(iter(free), None)
+            is_worth_keeping = first is not None and self._key_of_block[first] is not None
+            if first is None or (is_worth_keeping and self._num_used < self._num_kept_blocks):
+                self._num_used += 1
+                return self._num_used - 1
+        return free.popitem(last=False)[0]
 
     def find(self, key: bytes) -> int | None:
         """The block cached under a key, or None. It takes no reference: `acquire` before anything else happens."""
@@ -124,9 +149,10 @@ class BlockPool:
     def check(self) -> None:
         """Raises `BlockPoolError` unless every block is either free or referenced and the map matches the keys."""
         for block_id, count in enumerate(self._num_references):
-            if count < 0 or (count == 0) != (block_id in self._free):
+            is_free = block_id in self._free or block_id >= self._num_used
+            if count < 0 or (count == 0) != is_free:
                 raise BlockPoolError(
-                    f"block {block_id} has {count} references and is {'' if block_id in self._free else 'not '}free"
+                    f"block {block_id} has {count} references and is {'' if is_free else 'not '}free"
                 )
         keys = {key: block_id for block_id, key in enumerate(self._key_of_block) if key is not None}
         if keys != self._block_of_key:

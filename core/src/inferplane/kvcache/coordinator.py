@@ -37,7 +37,8 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching and bool(config.groups)
         self._listener = listener
         on_removed = listener.block_removed if listener is not None else None
-        self.pools = [BlockPool(num_blocks, on_removed) for num_blocks in config.pool_blocks]
+        kept = config.kept_blocks or config.pool_blocks
+        self.pools = [BlockPool(num, on_removed, num_kept) for num, num_kept in zip(config.pool_blocks, kept)]
         self._pool_of = [group.pool for group in config.groups]
         self.managers = [
             manager_class_for(group.spec, more_managers)(

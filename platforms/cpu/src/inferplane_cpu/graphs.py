@@ -22,7 +22,8 @@ ALIGNMENT_BYTES = 64
 
 class Arena:
     """Memory for what recorded steps make along the way. It is never given back, and used again as soon as no tensor
-    of Python's lies in it: whatever a step does later comes later in each of its replays."""
+    of Python's lies in it: whatever a step does later comes later in each of its replays. Pieces are powers of two, so
+    that programs for different numbers of rows find each other's."""
 
     def __init__(self) -> None:
         self._owned: list[torch.Tensor] = []
@@ -38,7 +39,7 @@ class Arena:
         num_elements = shape.numel()
         if num_elements == 0:
             return torch.empty(shape, dtype=dtype)
-        num_bytes = -(-num_elements * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        num_bytes = max(ALIGNMENT_BYTES, 1 << (num_elements * dtype.itemsize - 1).bit_length())
         free = self._free[num_bytes]
         address = free.pop() if free else self._allocate(num_bytes)
         # the tensor and its views own this object, and nobody else does
@@ -86,6 +87,12 @@ class _Watch(TorchDispatchMode):
     def __init__(self, arena: Arena) -> None:
         super().__init__()
         self._arena = arena
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles a step that is recorded. True, torch's default, imports its compiler at the first operator:
+        130 MB and two seconds."""
+        return False
 
     def __torch_dispatch__(
         self,

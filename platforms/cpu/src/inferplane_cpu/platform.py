@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from inferplane.api.config import EngineArgs
     from inferplane.api.worker import Worker
 
+PREFIX_CACHE_BYTES = 256 << 20
+
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 
 
@@ -26,6 +28,9 @@ class CpuPlatform(Platform):
 
         The step's budget of tokens is as small as it can be without costing throughput (on 2 cores 2,048 is 1 % quicker
         than 1,024, and 512 is 3 % slower): while a prompt of that size is computed, nobody else gets a token.
+
+        What finished requests leave in the cache takes memory that other programs could use, so it is bounded, unless
+        the user said how large the cache may be.
         """
         capability = _NATIVE_PRODUCT.get(checkpoint_dtype)
         keeps_dtype = capability is not None and device.capabilities.has(capability)
@@ -36,6 +41,9 @@ class CpuPlatform(Platform):
             "max_num_batched_tokens": 1024,
         }
         reasons = {"max_num_batched_tokens": "a longer step would keep others waiting and gain 1 %"}
+        if args.kv_cache_bytes is None and args.memory_share is None:
+            values["prefix_cache_bytes"] = PREFIX_CACHE_BYTES
+            reasons["prefix_cache_bytes"] = "memory that requests no longer use is left to other programs"
         if not keeps_dtype and checkpoint_dtype != "float32":
             reasons["dtype"] = f"the processor has no native product of {checkpoint_dtype}"
         return ConfigPatch(values, reasons)
