@@ -83,7 +83,9 @@ def stages(args: argparse.Namespace) -> dict[str, Stage]:
     engine = ["--device", args.device, "--load-format", "dummy", "--max-model-len", "8192", *args.engine]
     bench = [sys.executable, "-m", "inferplane.cli.main", "bench", "cases", str(model), "--json", *engine]
     cases = args.cases.split(",") if args.cases else OFFLINE_CASES
-    profiled = [case for case in cases if case.startswith(("decode", "prefill"))]
+    profiled = [
+        case for case in cases if case != "startup" and (args.cases or not case.startswith("throughput"))
+    ]
     profile = ["--repeat", "1", "--profile", str(args.out / "profiles"), *flags("--case", profiled)]
     products = [sys.executable, str(HERE / "products.py"), "--model", args.model, "--device", args.device]
     load = [sys.executable, str(HERE / "load.py"), "--model", args.model, "--device", args.device, *args.load]

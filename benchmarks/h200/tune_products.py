@@ -5,8 +5,9 @@
 
 The first measures, in graphs over weights that together exceed the cache. ``one_row``: how `matvec` is launched best,
 one launch starting during the one before as in a step, with the norm where a model has one; ``one_row_fp8``: the same
-for weights in fp8. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated; ``many_rows``:
-one product against several for 8,192 rows. Of these two only what is at least 2 % faster than the library is listed.
+for weights in fp8. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated, each behind a
+norm as in a step, where the one starts during what is before it; ``many_rows``: one product against several for 8,192
+rows. Of these two only what is at least 2 % faster than the library is listed.
 The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from measuring import Measuring, adopt, randn
+from precompile import meta, precompile
 from timing import num_buffers
 
 from inferplane_cuda.launch import LAUNCH
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.norm import rms_norm
 from inferplane_kernels_triton.skinny_matmul import (
     MatmulConfig,
     MatmulWorkspace,
@@ -71,18 +75,31 @@ ONE_ROW_FP8 = (
 """The same for weights of one byte, of which a thread loads 16 at once."""
 PADDED_ROWS = {32: (32,), 16: (16, 8, 4, 2), 64: (64,)}
 """Numbers of rows by the width that the kernel rounds them up to; the configuration is chosen at that width."""
-CONFIGS = (
-    (64, 128, 1, 4, 4),
-    (64, 128, 4, 4, 4),
-    (128, 128, 1, 4, 3),
-    (32, 256, 1, 4, 4),
-    (64, 128, 2, 4, 5),
-    (128, 64, 4, 4, 5),
-    (32, 128, 4, 4, 4),
-)
+CONFIGS = [
+    MatmulConfig(*each)
+    for each in (
+        (64, 128, 1, 4, 4), (64, 128, 2, 4, 5), (64, 128, 4, 4, 4), (32, 128, 1, 4, 4), (32, 256, 1, 4, 4),
+        (32, 128, 2, 4, 4), (64, 256, 1, 4, 3), (16, 256, 1, 4, 4), (128, 64, 4, 4, 5), (128, 128, 1, 4, 3),
+    )
+]  # fmt: skip
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
+PREFETCH = (0,)
+"""Instead of the default, with the configuration that is best with it."""
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
+
+
+def one_row_configs(*, fp8: bool) -> list[MatvecConfig]:
+    return [MatvecConfig(*each) for each in (ONE_ROW_FP8 if fp8 else ONE_ROW)]
+
+
+def launch_one_row(task: tuple[str, Shape, bool, MatvecConfig]) -> None:
+    """Name and shape of the weight, and whether it is in fp8."""
+    name, (out, inner), fp8, config = task
+    x, weight = meta(1, inner), meta(out, inner, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+    norm = NormBefore(meta(inner), 1e-5, x, meta(1, inner)) if name in NORMED else None
+    scale = meta(out, dtype=torch.float32) if fp8 else None
+    matvec(x, weight, norm=norm, weight_scale=scale, gated=name == "gate_up", config=config, pdl=True)
 
 
 def measure_one_row(measuring: Measuring, name: str, shape: Shape, *, fp8: bool) -> None:
@@ -97,9 +114,8 @@ def measure_one_row(measuring: Measuring, name: str, shape: Shape, *, fp8: bool)
     x, residual, total = (randn(1, inner) for _ in range(3))
     norm = NormBefore(randn(inner), 1e-5, residual, total) if name in NORMED else None
     shipped = for_one_row(weights[0], LAUNCH, is_gated=gated)
-    listed = [MatvecConfig(*each) for each in (ONE_ROW_FP8 if fp8 else ONE_ROW)]
     times = {}
-    for config in dict.fromkeys([shipped, *listed]):
+    for config in dict.fromkeys([shipped, *one_row_configs(fp8=fp8)]):
         launch = partial(
             matvec,
             x,
@@ -117,27 +133,44 @@ def measure_one_row(measuring: Measuring, name: str, shape: Shape, *, fp8: bool)
         measuring.keep(kernel, f"{out}x{inner}", best)
 
 
+def few_rows_configs(width: int, *, gated: bool) -> list[MatmulConfig]:
+    """Of a gated product, whose tiles are twice as large, the smaller ones."""
+    return [each for each in CONFIGS if not (gated and each.rows * each.columns > 64 * 128)]
+
+
+def launch_few_rows(task: tuple[int, Shape, bool, MatmulConfig]) -> None:
+    """Width, shape of the weight and whether it is gate and up."""
+    width, (out, inner), gated, config = task
+    space = MatmulWorkspace.allocate(64, out, 4, torch.device("meta"))
+    skinny_matmul(meta(width, inner), meta(out, inner), gated=gated, workspace=space, config=config, pdl=True)
+
+
 def measure_few_rows(measuring: Measuring, shape: Shape, width: int, *, gated: bool) -> None:
     out, inner = shape
     weights = [randn(out, inner) for _ in range(min(8, num_buffers(2 * out * inner)))]
     space = MatmulWorkspace.allocate(64, out, 4, weights[0].device)
-    kernel = "skinny_matmul_gated" if gated else "skinny_matmul"
+    kernel, norm = "skinny_matmul_gated" if gated else "skinny_matmul", randn(inner)
 
     def library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.linear(x, weight)
-        return silu_and_mul(y) if gated else y
+        y = torch.nn.functional.linear(rms_norm(x, norm, 1e-5, pdl=True), weight)
+        return silu_and_mul(y, pdl=True) if gated else y
+
+    def product(x: torch.Tensor, weight: torch.Tensor, config: MatmulConfig) -> torch.Tensor:
+        x = rms_norm(x, norm, 1e-5, pdl=True)
+        return skinny_matmul(x, weight, gated=gated, workspace=space, config=config, pdl=True)
 
     def ours(x: torch.Tensor, config: MatmulConfig) -> list[Callable[[], object]]:
-        return [
-            partial(skinny_matmul, x, each, gated=gated, workspace=space, config=config) for each in weights
-        ]
+        return [partial(product, x, each, config) for each in weights]
 
-    x = randn(width, inner)
-    configs = [MatmulConfig(*each) for each in CONFIGS if not (gated and each[0] == 128)]
-    times = {
-        each: measuring.time(f"{kernel} {width}x{out}x{inner} {each}", ours(x, each)) for each in configs
-    }
-    best = min(configs, key=times.__getitem__)
+    x, times = randn(width, inner), {}
+
+    def best_of(configs: list[MatmulConfig]) -> MatmulConfig:
+        for each in configs:
+            times[each] = measuring.time(f"{kernel} {width}x{out}x{inner} {each}", ours(x, each))
+        return min(times, key=times.__getitem__)
+
+    best = best_of(few_rows_configs(width, gated=gated))
+    best = best_of([replace(best, prefetch=each) for each in PREFETCH])
     for rows in PADDED_ROWS[width]:
         x, key = randn(rows, inner), f"{rows}x{out}x{inner}"
         plain = measuring.time(
@@ -169,13 +202,24 @@ def measure_many_rows(measuring: Measuring, shape: Shape) -> None:
 
 def run(stage: str, shapes: dict[str, Shape], measuring: Measuring) -> None:
     if stage.startswith("one_row"):
+        fp8 = stage == "one_row_fp8"
+        configs = one_row_configs(fp8=fp8)
+        precompile(launch_one_row, [(*each, fp8, config) for each in shapes.items() for config in configs])
         for name, shape in shapes.items():
-            measure_one_row(measuring, name, shape, fp8=stage == "one_row_fp8")
+            measure_one_row(measuring, name, shape, fp8=fp8)
             torch.cuda.empty_cache()
     elif stage == "many_rows":
         for name in sorted(shapes.keys() - {"lm_head", "router"}):
             measure_many_rows(measuring, shapes[name])
     else:
+        precompile(
+            launch_few_rows,
+            [
+                (width, shape, name == "gate_up", config)
+                for width, (name, shape) in itertools.product(PADDED_ROWS, shapes.items())
+                for config in few_rows_configs(width, gated=name == "gate_up")
+            ],
+        )
         for width, (name, shape) in itertools.product(PADDED_ROWS, shapes.items()):
             measure_few_rows(measuring, shape, width, gated=name == "gate_up")
             torch.cuda.empty_cache()

@@ -39,7 +39,13 @@ def variant_of(name: str, num_heads: int, device: torch.device) -> dict:
 
 
 def check_decode(
-    step: Paged, variant: dict, num_splits: int, config: DecodeConfig, num_launches: int = 1
+    step: Paged,
+    variant: dict,
+    num_splits: int,
+    config: DecodeConfig,
+    num_launches: int = 1,
+    *,
+    pdl: bool = False,
 ) -> None:
     scale = step.q.shape[-1] ** -0.5
     out = poisoned(*step.q.shape, dtype=step.q.dtype, device=step.q.device)
@@ -50,7 +56,7 @@ def check_decode(
     for _ in range(num_launches):
         decode_attention(
             step.q, step.k_cache, step.v_cache, step.block_table, step.seq_lens, scale, num_splits=num_splits,
-            workspace=workspace, out=out, config=config, **variant,
+            workspace=workspace, out=out, config=config, pdl=pdl, **variant,
         )  # fmt: skip
     assert_close(out, attention_reference(step, scale, **variant))
 
@@ -209,3 +215,17 @@ def test_at_real_shapes(dtype: torch.dtype, block_size: int, variant: str, devic
         **LLAMA,
     )
     check_prefill(step, options, PrefillConfig.default(dtype))
+
+
+@gpu
+@pytest.mark.parametrize("variant", ["plain", "window"])
+@pytest.mark.parametrize("prefetch", [0, 128, 512])
+def test_started_during_the_kernel_before_it(prefetch: int, variant: str, device: torch.device):
+    options = variant_of(variant, 32, device)
+    for heads in (LLAMA, {"num_heads": 32, "num_kv_heads": 4, "head_dim": 80}):
+        step = make_paged(
+            [1] * 5, [1, 64, 200, 1000, 4097], dtype=torch.bfloat16, device=device, block_size=16, **heads
+        )
+        for num_splits in (1, 8):
+            config = DecodeConfig(prefetch=prefetch)
+            check_decode(step, options, num_splits, config, num_launches=2, pdl=True)

@@ -90,3 +90,14 @@ def test_at_real_shapes(num_tokens: int, pdl: bool, device: torch.device):
         check(num_tokens, 6144, 4096, torch.bfloat16, device, config, pdl=pdl)
         check(num_tokens, 28672, 4096, torch.bfloat16, device, config, gated=True, pdl=pdl)
         check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, pdl=pdl)
+
+
+@gpu
+@pytest.mark.parametrize("prefetch", [0, 1, 8])
+def test_started_during_the_kernel_before_it(prefetch: int, device: torch.device):
+    """What is asked for ahead reaches neither beyond the last row nor beyond the last column."""
+    for splits in (1, 3):
+        config = MatmulConfig(splits=splits, prefetch=prefetch)
+        for shape in ((3, 100, 72), (32, 2048, 4096), (17, 320, 1000)):
+            check(*shape, torch.bfloat16, device, config, pdl=True)
+            check(*shape, torch.float16, device, config, quantized=True, gated=True, pdl=True)

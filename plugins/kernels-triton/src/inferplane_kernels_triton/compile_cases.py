@@ -75,7 +75,7 @@ def _store_kv(tuning: TuningTable) -> None:
 
 def _decode_attention(tuning: TuningTable) -> None:
     table, lengths = _index(32, 512), _index(32)
-    config = tuning.config("decode_attention", (32, 256), DecodeConfig())
+    config = tuning.config("decode_attention", (256, 256), DecodeConfig())
     for num_splits in (1, 8):
         q = _meta(32, 32, 128)
         decode_attention(q, *_cache(), table, lengths, 0.1, num_splits=num_splits, config=config)

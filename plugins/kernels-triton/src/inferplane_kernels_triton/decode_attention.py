@@ -15,9 +15,10 @@ import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
 from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
-from inferplane_kernels_triton.launch import begin, options, require_unit_stride
+from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch, require_unit_stride
 
 MAX_SPLITS = 64
+MAX_PROGRAMS_PER_PROCESSOR = 4
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class DecodeConfig:
     num_stages: int = 3
     least_keys: int = 32
     """Keys of a split at least: putting splits together takes time, too."""
+    programs_per_processor: int = 1
+    """As many as splits may make; up to `MAX_PROGRAMS_PER_PROCESSOR`."""
+    prefetch: int = 128
+    """Keys of a split that a program asks for while the kernel before it still runs; 0 or a power of two."""
 
     @classmethod
     def default(cls, dtype: torch.dtype) -> DecodeConfig:
@@ -66,9 +71,9 @@ class DecodeWorkspace:
         )
 
 
-def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_processors: int) -> int:
-    """Splits that fill the device: a power of two, at most a program a processor, none shorter than 32 keys."""
-    wanted = num_processors // max(1, num_reqs * num_kv_heads)
+def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_programs: int) -> int:
+    """Splits that make at most so many programs, which fill the device: a power of two, none shorter than 32 keys."""
+    wanted = num_programs // max(1, num_reqs * num_kv_heads)
     useful = triton.cdiv(max_seq_len, 32)
     splits = 1
     while splits * 2 <= min(wanted, useful, MAX_SPLITS):
@@ -132,7 +137,7 @@ def _decode_attention(
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
     WIDTH: tl.constexpr, LEAST_TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one request, one split of its keys."""
     kv_head = tl.program_id(0)
@@ -145,20 +150,31 @@ def _decode_attention(
     row_mask = members < GROUP_SIZE
     mask = row_mask[:, None] & (columns < HEAD_DIM)[None, :]
     seq_len = tl.load(seq_lens_ptr + request)
+    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, LEAST_TILES, HAS_WINDOW, KEYS)
+    k_ptr += kv_head * cache_head
+    v_ptr += kv_head * cache_head
+    table_ptr += request * table_row
+    if PDL and PREFETCH > 0:
+        # All but the step's own key and value have long been there.
+        keys = first + tl.arange(0, PREFETCH)
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < last, other=0).to(tl.int64)
+        line: tl.constexpr = LINE_BYTES * 8 // k_ptr.dtype.element_ty.primitive_bitwidth
+        lines = tl.minimum(tl.arange(0, (DIM + line - 1) // line) * line, HEAD_DIM - 1)
+        ahead = (blocks * cache_block + (keys % BLOCK_SIZE) * cache_slot)[:, None] + lines[None, :]
+        prefetch(k_ptr + ahead)
+        prefetch(v_ptr + ahead)
     begin(PDL)
     q_rows = q_ptr + request * q_token + heads[:, None] * q_head + columns[None, :]
     q = tl.load(q_rows, mask=mask, other=0.0)
     if HAS_SCALES:
         scale = scale * tl.load(k_scales_ptr + kv_head)
-    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, LEAST_TILES, HAS_WINDOW, KEYS)
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     positions = tl.zeros((ROWS,), dtype=tl.int32) + seq_len - 1
     acc, largest, total = attend(
-        q, acc, largest, total, positions, table_ptr + request * table_row, k_ptr + kv_head * cache_head,
-        v_ptr + kv_head * cache_head, cache_block, cache_slot, first, last, scale, soft_cap, window, HEAD_DIM,
-        BLOCK_SIZE, HAS_CAP, HAS_WINDOW, True, KEYS, DIM, STAGES,
+        q, acc, largest, total, positions, table_ptr, k_ptr, v_ptr, cache_block, cache_slot, first, last, scale,
+        soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW, True, KEYS, DIM, STAGES,
     )  # fmt: skip
     is_last = (split == 0) & (num_used == 1)
     if SPLITS > 1:  # noqa: SIM102 - a constant, and values of the device
@@ -243,7 +259,7 @@ def decode_attention(
             SPLITS=num_splits, WIDTH=triton.next_power_of_2(num_splits),
             LEAST_TILES=triton.cdiv(config.least_keys, config.keys),
             ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,
-            DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PDL=pdl,
+            DIM=triton.next_power_of_2(head_dim), STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),
         )  # fmt: skip
     return out

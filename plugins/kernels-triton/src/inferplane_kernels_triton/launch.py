@@ -3,8 +3,8 @@
 With programmatic dependent launch (`pdl=True`, NVIDIA from capability 9.0) a kernel's programs may start while the
 kernel before it on the stream still runs. Each kernel here therefore calls `begin` before it touches what an earlier
 kernel wrote, or writes what an earlier one may still read; what needs neither (loading weights) it does before.
-Positions, slots and sequence lengths are a step's inputs: they are in place, and an ordinary kernel has run since, when
-the first of these starts.
+Positions, slots, block tables and sequence lengths are a step's inputs: they are in place, and an ordinary kernel has
+run since, when the first of these starts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ def begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+LINE_BYTES = tl.constexpr(128)
+"""Of the second-level cache."""
+
+
+@triton.jit
+def prefetch(addresses):
+    """Asks for the lines of the second-level cache that hold these addresses, each of which must exist. Only where a
+    kernel is launched with PDL: no other device and no interpreter knows the instruction."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def options(pdl: bool, **tuning: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.launch import begin, options, require_unit_stride
+from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch, require_unit_stride
 
 MAX_TOKENS = 64
 
@@ -31,6 +31,9 @@ class MatmulConfig:
     """Programs that share the columns of one tile of rows."""
     num_warps: int = 4
     num_stages: int = 4
+    prefetch: int = 4
+    """Columns of the weight, in times of ``columns``, that a program asks for while the kernel before it still runs: 0
+    or a power of two."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def _skinny_matmul(
     x_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, weight_row, out_row,
     num_tokens, num_out,
     IN: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of the weight, one split of its columns, all tokens."""
     tile = tl.program_id(0)
@@ -96,6 +100,17 @@ def _skinny_matmul(
     token_starts = tokens[:, None] * x_row
     acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
     up_acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+    if PDL and PREFETCH > 0:
+        # The weight is no earlier kernel's work: memory need not stand still while the last of these comes to its end.
+        line: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+        lines = first + tl.arange(0, PREFETCH * COLUMNS // line) * line
+        ahead = (
+            tl.minimum(rows, num_out - 1).to(tl.int64)[:, None] * weight_row
+            + tl.minimum(lines, IN - 1)[None, :]
+        )
+        prefetch(weight_ptr + ahead)
+        if GATED:
+            prefetch(up_ptr + ahead)
     begin(PDL)
     for start in tl.range(first, tl.minimum(IN, first + share), COLUMNS, num_stages=STAGES):
         columns = (start + tl.arange(0, COLUMNS))[None, :]
@@ -180,6 +195,6 @@ def skinny_matmul(
             x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
             IN=in_features, HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated,
             TOKENS=_padded(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
-            STAGES=config.num_stages,  PDL=pdl, **options(pdl, num_warps=config.num_warps),
+            STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, **options(pdl, num_warps=config.num_warps),
         )  # fmt: skip
     return out

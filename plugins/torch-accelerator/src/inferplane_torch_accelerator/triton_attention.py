@@ -43,8 +43,8 @@ class StepPart:
     """Tokens of the longest sequence, or an upper bound."""
     num_splits: dict[int, int] = field(default_factory=dict)
     """Into how many parts a sequence is cut, by the number of KV heads."""
-    configs: dict[int, Any] = field(default_factory=dict)
-    """How the kernel is launched, by head size, once a layer has asked."""
+    configs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """How the kernel is launched, by the number of KV heads and head size, once a layer has asked."""
 
     @classmethod
     def of(cls, inputs: AttentionInputs, first: int, end: int) -> StepPart | None:
@@ -202,12 +202,12 @@ class TritonAttention(AttentionBackend):
         )
 
         num_kv_heads = layer.num_kv_heads
-        config = self._config("decode_attention", DecodeConfig.default(q.dtype), layer, q, part)
+        num_unsplit = part.num_reqs * num_kv_heads
+        config = self._config("decode_attention", num_unsplit, DecodeConfig.default(q.dtype), layer, q, part)
         num_splits = part.num_splits.get(num_kv_heads)
         if num_splits is None:
-            num_splits = choose_num_splits(
-                part.num_reqs, num_kv_heads, part.longest, num_processors(q.device)
-            )
+            num_programs = num_processors(q.device) * config.programs_per_processor
+            num_splits = choose_num_splits(part.num_reqs, num_kv_heads, part.longest, num_programs)
             part.num_splits[num_kv_heads] = num_splits
         return decode_attention(
             q,
@@ -238,7 +238,9 @@ class TritonAttention(AttentionBackend):
         """``q``: all rows of the step. The result is as long, and has the part's rows filled in."""
         from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 
-        config = self._config("prefill_attention", PrefillConfig.default(q.dtype), layer, q, part)
+        config = self._config(
+            "prefill_attention", part.num_reqs, PrefillConfig.default(q.dtype), layer, q, part
+        )
         return prefill_attention(
             q,
             kv[0],
@@ -258,27 +260,30 @@ class TritonAttention(AttentionBackend):
     def _config(
         self,
         kernel: str,
+        size: int,
         default: Config,
         layer: AttentionLayer,
         q: torch.Tensor,
         part: StepPart,
     ) -> Config:
-        """As measured, which was done with heads up to a size: tiles of larger ones may not fit on a processor."""
+        """As measured for ``size`` and the longest sequence, which was done with heads up to a size: tiles of larger
+        ones may not fit on a processor."""
         if layer.head_dim > MAX_MEASURED_HEAD_DIM:
             return default
-        if layer.head_dim not in part.configs:
-            shape = (part.num_reqs, min(part.longest, USUAL_LENGTH))
-            part.configs[layer.head_dim] = self.launch.config(kernel, shape, default, q)
-        config: Config = part.configs[layer.head_dim]
+        key = (layer.num_kv_heads, layer.head_dim)
+        if key not in part.configs:
+            shape = (size, min(part.longest, USUAL_LENGTH))
+            part.configs[key] = self.launch.config(kernel, shape, default, q)
+        config: Config = part.configs[key]
         return config
 
     def _workspace(self, layer: AttentionLayer, device: torch.device) -> DecodeWorkspace:
-        """Large enough for any batch: the parts of all requests together are twice the processors at most."""
-        from inferplane_kernels_triton.decode_attention import DecodeWorkspace
+        """Large enough for any batch that is split at all."""
+        from inferplane_kernels_triton.decode_attention import MAX_PROGRAMS_PER_PROCESSOR, DecodeWorkspace
 
         key = (layer.num_heads, layer.num_kv_heads, layer.head_dim)
         if key not in self._workspaces:
-            parts = 2 * num_processors(device)
+            parts = -(-MAX_PROGRAMS_PER_PROCESSOR * num_processors(device) // layer.num_kv_heads)
             self._workspaces[key] = DecodeWorkspace.allocate(parts, *key, 1, device)
         return self._workspaces[key]
 
