@@ -12,7 +12,7 @@ from inferplane.api.attention import AttentionQuery
 from inferplane.api.config import EngineArgs, EngineConfig
 from inferplane.api.linear import LinearShape
 from inferplane.config import DeviceConfig, ModelConfig
-from inferplane.quantization.rounding import FP8_CHANNEL
+from inferplane.quantization.rounding import FP8_CHANNEL, INT4_GROUPS
 from inferplane_torch_accelerator import launch as shared_launch
 from inferplane_torch_accelerator import runtime as shared_runtime
 from inferplane_xpu import diagnosis, plugin
@@ -66,10 +66,14 @@ def test_with_one_the_portable_kernels_are_offered(monkeypatch: pytest.MonkeyPat
     }
     assert [each.name for each in plugin.attention_backends()] == ["xpu_triton", "xpu_torch"]
     assert [each.name for each in plugin.linear_kernels()] == ["xpu_dense"]
-    [fp8] = plugin.quantized_linear_kernels()
-    assert fp8.name == "xpu_fp8"
+    fp8, int4 = plugin.quantized_linear_kernels()
+    assert (fp8.name, int4.name) == ("xpu_fp8", "xpu_int4")
     assert (
         fp8.unsupported_reason(LinearShape("layer", 64, 32, torch.bfloat16, False, FP8_CHANNEL), ARC) is None
+    )
+    assert (
+        int4.unsupported_reason(LinearShape("layer", 256, 32, torch.bfloat16, False, INT4_GROUPS), ARC)
+        is None
     )
 
 

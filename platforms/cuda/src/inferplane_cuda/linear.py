@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferplane_cuda.launch import LAUNCH
 from inferplane_torch_accelerator.fp8_linear import Fp8Linear
+from inferplane_torch_accelerator.int4_linear import Int4Linear
 from inferplane_torch_accelerator.linear import DenseLinear
 
 
@@ -18,4 +19,11 @@ class CudaFp8Linear(Fp8Linear):
     """fp8 weights."""
 
     name = "cuda_fp8"
+    launch = LAUNCH
+
+
+class CudaInt4Linear(Int4Linear):
+    """Weights of up to four bits, with activations as they are."""
+
+    name = "cuda_int4"
     launch = LAUNCH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferplane_torch_accelerator.fp8_linear import Fp8Linear
+from inferplane_torch_accelerator.int4_linear import Int4Linear
 from inferplane_torch_accelerator.linear import DenseLinear
 from inferplane_xpu.launch import LAUNCH
 
@@ -22,3 +23,10 @@ class XpuFp8Linear(Fp8Linear):
     name = "xpu_fp8"
     launch = LAUNCH
     needs = "bf16_matmul"
+
+
+class XpuInt4Linear(Int4Linear):
+    """Weights of up to four bits, with activations as they are."""
+
+    name = "xpu_int4"
+    launch = LAUNCH

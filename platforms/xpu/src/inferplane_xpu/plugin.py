@@ -60,9 +60,9 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
 
 @hookimpl
 def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
-    from inferplane_xpu.linear import XpuFp8Linear
+    from inferplane_xpu.linear import XpuFp8Linear, XpuInt4Linear
 
-    return [XpuFp8Linear]
+    return [XpuFp8Linear, XpuInt4Linear]
 
 
 @hookimpl

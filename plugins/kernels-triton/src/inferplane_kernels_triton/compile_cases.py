@@ -11,6 +11,9 @@ from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.encoder_attention import encoder_attention
+from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
+from inferplane_kernels_triton.int4_matrix import Int4Matrix
+from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
@@ -127,6 +130,23 @@ def _skinny_matmul(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale, config=config)
 
 
+def _int4_matrix(out_features: int, in_features: int, *, has_zero: bool) -> Int4Matrix:
+    groups = (out_features, in_features // 128)
+    zero = _index(*groups, dtype=torch.int8) if has_zero else None
+    return Int4Matrix(_index(out_features, in_features // 8), _meta(*groups), zero, None, in_features, 128)
+
+
+def _int4(tuning: TuningTable) -> None:
+    norm = NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
+    config = tuning.config("int4_matvec", (28672, 4096), Int4MatvecConfig())
+    write = tuning.config("int4_dequantize", (28672, 4096), DequantizeConfig())
+    for has_zero in (False, True):
+        weight = _int4_matrix(28672, 4096, has_zero=has_zero)
+        int4_matvec(_meta(1, 4096), weight, config=config)
+        int4_matvec(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
+        dequantize_int4(weight, _meta(28672, 4096), config=write)
+
+
 def _experts(tuning: TuningTable) -> None:
     for num_tokens in (1, 8, 4096):
         weights, ids = topk_softmax(_meta(num_tokens, 128), 8, True)
@@ -151,6 +171,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "encoder_attention": _encoder_attention,
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,
+    "int4": _int4,
     "experts": _experts,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""

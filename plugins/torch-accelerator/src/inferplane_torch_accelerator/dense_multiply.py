@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 from torch.nn.functional import linear
 
-from inferplane.api.linear import FusedMultiply
-from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.matvec import NormBefore, matvec
-from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
 from inferplane_kernels_triton.skinny_matmul import skinny_matmul
+from inferplane_torch_accelerator.fused_product import FusedProduct
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import (
     MANY_ROWS,
@@ -22,11 +18,9 @@ from inferplane_torch_accelerator.products import (
 )
 
 
-class FusedProduct(FusedMultiply):
-    """How many rows there are decides anew at each call; a graph keeps what its number of rows chose.
-
-    ``weight: [out, in]`` in any type that the kernel of one row reads, with ``scale: [out]`` float32 where it has one.
-    """
+class WeightProduct(FusedProduct):
+    """``weight: [out, in]`` in any type that the kernel of one row reads, with ``scale: [out]`` float32 where it has
+    one."""
 
     def __init__(
         self,
@@ -35,49 +29,10 @@ class FusedProduct(FusedMultiply):
         launch: Launch,
         scale: torch.Tensor | None = None,
     ) -> None:
+        super().__init__(bias, pdl=launch.pdl(weight.device))
         self._weight = weight
-        self._bias = bias
         self._scale = scale
-        self._pdl = launch.pdl(weight.device)
         self._for_one_row = [for_one_row(weight, launch, is_gated=gated) for gated in (False, True)]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.stride(-1) != 1:
-            x = x.contiguous()  # the kernels read rows; a mixer over time leaves columns
-        if x.shape[0] == 1:
-            return self._one_row(x)
-        return self._more_rows(x)
-
-    def after_add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        is_gated: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.shape[0] == 1:
-            total = x if residual is None else torch.empty_like(x)
-            norm = NormBefore(weight, eps, residual, None if residual is None else total)
-            return self._one_row(x, norm, is_gated), total
-        if residual is None:
-            normed, total = rms_norm(x, weight, eps, pdl=self._pdl), x
-        else:
-            normed, total = add_rms_norm(x, residual, weight, eps, pdl=self._pdl)
-        return (self.silu_and_mul(normed) if is_gated else self(normed)), total
-
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1:
-            return self._one_row(x, None, True)
-        return self._more_rows_gated(x)
-
-    @abstractmethod
-    def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with any number of rows, bias included."""
-
-    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
-        return silu_and_mul(self._more_rows(x), pdl=self._pdl)
 
     def _one_row(
         self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
@@ -94,7 +49,7 @@ class FusedProduct(FusedMultiply):
         )
 
 
-class DenseMultiply(FusedProduct):
+class DenseMultiply(WeightProduct):
     """A plain weight. Up to 64 rows go to a Triton kernel where that was measured to beat the library."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, launch: Launch) -> None:

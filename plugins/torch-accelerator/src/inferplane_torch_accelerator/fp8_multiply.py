@@ -7,11 +7,11 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
 from inferplane_kernels_triton.quantize import quantize_per_token
-from inferplane_torch_accelerator.dense_multiply import FusedProduct
+from inferplane_torch_accelerator.dense_multiply import WeightProduct
 from inferplane_torch_accelerator.launch import Launch
 
 
-class Fp8Multiply(FusedProduct):
+class Fp8Multiply(WeightProduct):
     """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32. The norm before several rows rounds."""
 
     def __init__(

@@ -1,0 +1,99 @@
+"""A weight of 4-bit codes as the kernels here read it.
+
+A row lies in blocks of 128 columns, each 16 words of 32 bits: word ``j`` holds columns ``j``, ``j + 16`` … ``j + 112``
+of its block, the first in its lowest four bits. One code of each of 16 neighbouring words is then 16 neighbouring
+columns, which meet 16 neighbouring numbers of x, and no group's border runs through them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inferplane_kernels_triton.launch import require_unit_stride
+
+BLOCK = 128
+"""Columns of a block."""
+WORDS = 16
+"""Words of a block, and neighbouring columns that its words hold at one place."""
+PLACES = 8
+"""Codes in a word."""
+CODE_OF_ZERO = 8
+_ROWS_AT_ONCE = 1 << 12
+
+
+def unsupported_group(group: int | None) -> str | None:
+    """Why no matrix has groups of so many columns; None for a whole row is one that it has."""
+    if group is None or group % BLOCK == 0 or group in (16, 32, 64):
+        return None
+    return f"groups should be of 16, 32, 64 or a multiple of {BLOCK} columns, not {group}"
+
+
+@dataclass(frozen=True)
+class Int4Matrix:
+    """``[out_features, in_features]`` of ``(code - 8 - zero) * scale + offset``."""
+
+    words: torch.Tensor
+    """int32 ``[out_features, 16 * blocks]``; columns beyond the last are 8."""
+    scale: torch.Tensor
+    """``[out_features, groups]`` of any floating dtype."""
+    zero: torch.Tensor | None
+    """Of the scale's shape, int8 or floating."""
+    offset: torch.Tensor | None
+    """Of the scale's shape."""
+    in_features: int
+    group: int
+    """Columns of one scale: 16, 32, 64 or a multiple of 128."""
+
+    @classmethod
+    def pack(
+        cls,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        in_features: int,
+        group: int | None,
+        zero: torch.Tensor | None = None,
+        offset: torch.Tensor | None = None,
+    ) -> Int4Matrix:
+        """``codes``: uint8 ``[out_features, ceil(in_features / 2)]``, the even column's in the low half of a byte.
+
+        Raises ValueError for a group that `unsupported_group` names, or scales that are not one for each group.
+        """
+        if reason := unsupported_group(group):
+            raise ValueError(reason)
+        num_blocks = -(-in_features // BLOCK)
+        size = group or num_blocks * BLOCK
+        want = (len(codes), -(-in_features // size))
+        for name, tensor in (("scale", scale), ("zero", zero), ("offset", offset)):
+            if tensor is not None and tensor.shape != want:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, needs {want}")
+        words = codes.new_empty((len(codes), num_blocks * WORDS), dtype=torch.int32)
+        for some, target in zip(codes.split(_ROWS_AT_ONCE), words.split(_ROWS_AT_ONCE)):
+            target.copy_(_words(some, in_features, num_blocks))
+        parts = [None if each is None else each.contiguous() for each in (scale, zero, offset)]
+        return cls(words, parts[0], parts[1], parts[2], in_features, size)  # type: ignore[arg-type]
+
+    @property
+    def out_features(self) -> int:
+        return len(self.words)
+
+    @property
+    def num_groups(self) -> int:
+        return self.scale.shape[1]
+
+    def check(self, x: torch.Tensor) -> None:
+        """Raises ValueError where ``x: [num_tokens, in_features]`` has other columns, or they are not contiguous."""
+        require_unit_stride(x=x)
+        if x.shape[1] != self.in_features:
+            raise ValueError(f"x has {x.shape[1]} columns, needs {self.in_features}")
+
+
+def _words(codes: torch.Tensor, in_features: int, num_blocks: int) -> torch.Tensor:
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)[:, :in_features]
+    nibbles = torch.nn.functional.pad(nibbles, (0, num_blocks * BLOCK - in_features), value=CODE_OF_ZERO)
+    nibbles = nibbles.view(len(codes), num_blocks, PLACES, WORDS)
+    words = nibbles.new_zeros((len(codes), num_blocks, WORDS), dtype=torch.int32)
+    for place in range(PLACES):
+        words |= nibbles[:, :, place].int() << (4 * place)
+    return words.flatten(1)

@@ -1,0 +1,122 @@
+"""A row times a 4-bit weight, with everything that can be fused into it, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
+from inferplane_kernels_triton.matvec import NormBefore
+from int4_weights import drawn_int4
+from kernel_checks import assert_close, gpu, poisoned
+
+EPS = 1e-5
+SMALL = Int4MatvecConfig(rows=4, blocks=2)
+
+
+def check(
+    out_features: int,
+    in_features: int,
+    group: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: Int4MatvecConfig,
+    *,
+    has_residual: bool = False,
+    has_norm: bool = False,
+    has_bias: bool = False,
+    has_zero: bool = False,
+    has_offset: bool = False,
+    gated: bool = False,
+    pdl: bool = False,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, in_features, device=device).to(dtype)
+    weight, numbers = drawn_int4(
+        out_features, in_features, group, device, has_zero=has_zero, has_offset=has_offset
+    )
+    bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
+    wide, norm = x.double(), None
+    if has_norm:
+        residual = torch.randn_like(x) if has_residual else None
+        total = poisoned(1, in_features, dtype=dtype, device=device) if has_residual else None
+        norm = NormBefore(torch.randn(in_features, device=device).to(dtype), EPS, residual, total)
+        if residual is not None:
+            wide = wide + residual.double()
+    out = poisoned(1, out_features // 2 if gated else out_features, dtype=dtype, device=device)
+    assert int4_matvec(x, weight, norm=norm, bias=bias, gated=gated, out=out, config=config, pdl=pdl) is out
+    if norm is not None:
+        if norm.residual_out is not None:
+            assert_close(norm.residual_out, wide)
+            wide = norm.residual_out.double()
+        wide = wide * torch.rsqrt(wide.pow(2).mean() + EPS) * norm.weight.double()
+    want = wide @ numbers.T
+    if bias is not None:
+        want = want + bias.double()
+    if gated:
+        gate, up = want.chunk(2, dim=-1)
+        want = torch.nn.functional.silu(gate) * up
+    assert_close(out, want)
+
+
+@pytest.mark.parametrize("group", [16, 64, 128, 256, None])
+def test_matvec(group: int | None, device: torch.device):
+    check(6, 384, group, torch.float16, device, SMALL)
+
+
+def test_bfloat16(device: torch.device):
+    check(4, 384, 32, torch.bfloat16, device, SMALL)
+
+
+@pytest.mark.parametrize(("in_features", "group"), [(96, 32), (200, 64), (130, 128), (7, None), (400, 16)])
+def test_rows_that_end_within_a_block_or_a_group(in_features: int, group: int | None, device: torch.device):
+    check(6, in_features, group, torch.float16, device, SMALL, has_zero=True, has_norm=True, gated=True)
+
+
+@pytest.mark.parametrize(
+    "fused",
+    [
+        {"has_bias": True},
+        {"has_zero": True},
+        {"has_offset": True},
+        {"gated": True},
+        {"has_norm": True},
+        {"has_norm": True, "has_residual": True, "has_zero": True, "has_bias": True},
+        {
+            "has_norm": True, "has_residual": True, "has_zero": True, "has_offset": True, "gated": True,
+            "has_bias": True,
+        },
+    ],
+    ids=lambda fused: "+".join(fused),
+)  # fmt: skip
+@pytest.mark.parametrize("group", [32, 128])
+def test_fused(group: int, fused: dict, device: torch.device):
+    check(8, 256, group, torch.float16, device, SMALL, **fused)
+
+
+def test_sums_are_as_exact_as_float32(device: torch.device):
+    """The ones in front of the codes, up to 256 times as large, leave no trace beyond float32's."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2048, device=device)
+    weight, numbers = drawn_int4(4, 2048, 128, device)
+    assert_close(int4_matvec(x, weight, config=SMALL), x.double() @ numbers.T, 3e-5)
+
+
+def test_other_rows_and_columns():
+    weight, _ = drawn_int4(4, 256, 128, torch.device("cpu"))
+    with pytest.raises(ValueError, match="x has 2 rows, needs 1"):
+        int4_matvec(torch.zeros(2, 256), weight)
+    with pytest.raises(ValueError, match="x has 128 columns, needs 256"):
+        int4_matvec(torch.zeros(1, 128), weight)
+
+
+@gpu
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_at_real_shapes(group: int, pdl: bool, device: torch.device):
+    config = Int4MatvecConfig()
+    everything = {"has_norm": True, "has_residual": True, "pdl": pdl}
+    for has_zero in (False, True):
+        check(6144, 4096, group, torch.bfloat16, device, config, has_zero=has_zero, **everything)
+        check(28672, 4096, group, torch.bfloat16, device, config, gated=True, has_zero=has_zero, **everything)
+        check(4096, 14336, group, torch.bfloat16, device, config, has_zero=has_zero, pdl=pdl)
