@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from inferplane.api import DeviceDescriptor
+from inferplane.api.config import ConfigError, EngineConfig
 from inferplane_vendor_template.writing import write_platform
+from repository import ROOT
 from vendors import KESTREL, Vendor
 
 YOURS = "Yours:"
@@ -92,3 +97,15 @@ def test_kestrel_is_packaged_as_the_template_has_it(filled_in: Path) -> None:
         own["tool"]["hatch"]["build"]["targets"]["wheel"]
         == written["tool"]["hatch"]["build"]["targets"]["wheel"]
     )
+
+
+def test_the_refusal_that_the_page_shows_is_one() -> None:
+    page = (ROOT / "docs/vendors/write-a-platform.md").read_text(encoding="utf-8")
+    names = {"ConfigError": ConfigError, "DeviceDescriptor": DeviceDescriptor, "EngineConfig": EngineConfig}
+    exec(re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1], names)  # type: ignore[index]
+    config = SimpleNamespace(model=SimpleNamespace(dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"^Acme 1 has no bfloat16") as caught:
+        names["validate_config"](None, config, DeviceDescriptor("acme", 0, "Acme 1", 1 << 30))
+    assert caught.value.option == "dtype"
+    config.model.dtype = "float16"
+    names["validate_config"](None, config, DeviceDescriptor("acme", 0, "Acme 1", 1 << 30))

@@ -54,6 +54,31 @@ def test_what_is_left_open_comes_from_the_platform_and_the_model(resolved) -> No
     assert not config.model.is_max_model_len_explicit
 
 
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({}, "'reference' gave no default for dtype"),
+        ({"dtype": "fp32"}, "'reference' gave a wrong default: dtype must be one of .*'fp32'"),
+        (
+            {"dtype": "float32", "block_size": "16"},
+            "'reference' gave a wrong default: block_size must be a whole",
+        ),
+        (
+            {"dtype": "float32", "max_num_seqs": 0},
+            "'reference' gave a wrong default: max_num_seqs must be at least 1",
+        ),
+        ({"dtype": "float32", "blocksize": 16}, "'reference' gave defaults for unknown settings: blocksize"),
+    ],
+)
+def test_a_platform_s_defaults_are_checked_as_the_user_s(
+    resolved, monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(ReferencePlatform, "config_defaults", lambda *args: defaults)
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolved()
+    assert caught.value.option == "device"
+
+
 def test_what_the_user_sets_stays(resolved) -> None:
     config = resolved(dtype="float16", max_model_len=77, block_size=8, seed=-5, max_num_seqs=3)
     assert (config.model.dtype, config.model.max_model_len) == ("float16", 77)

@@ -73,5 +73,7 @@ def test_a_sequence_of_the_final_length_fits_and_one_longer_does_not(num_bytes: 
 
 
 def test_little_memory_is_told_in_bytes() -> None:
-    with pytest.raises(ConfigError, match=r"needs 6144 bytes .* 1024 bytes are available"):
+    with pytest.raises(
+        ConfigError, match=r"of 2 tokens needs 6144 bytes .* 1024 bytes are available.*smaller model"
+    ):
         size_pool(LAYERS, 1024, model(1000), SCHEDULER)

@@ -75,6 +75,16 @@ def test_an_unknown_choice_lists_what_is_installed_and_why_not(
         load_plugins().select_device()
 
 
+def test_a_mistyped_device_lists_platforms_only(toys: ToyIndex) -> None:
+    toys.install_platform("alpha", 300)
+    toys.install(
+        "models", "from inferplane.api import *\nMANIFEST = PluginManifest('models', (2, 0), ('models',))\n"
+    )
+    with pytest.raises(PluginError, match=r"(?s)'alhpa'.*\balpha \(toy-alpha") as caught:
+        load_plugins().select_device("alhpa")
+    assert "toy-models" not in str(caught.value)
+
+
 def test_a_chosen_platform_that_is_not_here_says_why(toys: ToyIndex) -> None:
     toys.install(
         "away", PROBE.format(name="away", body="return Unsupported('away', 'no toy card in any slot')")
@@ -105,6 +115,19 @@ def test_a_device_that_is_not_understood(toys: ToyIndex, requested: str) -> None
         ("return None", "must return Supported or Unsupported"),
         ("return [1]", "must return Supported or Unsupported"),
         ("return Supported('bad', 50, ())", "without a device"),
+        (
+            "return Supported('bad', 50, DeviceDescriptor('bad', 0, 'x', 1))",
+            "must be a tuple of DeviceDescriptor",
+        ),
+        ("return Supported('bad', 50, ('bad:0',))", "each must be a DeviceDescriptor"),
+        (
+            "return Supported('bad', '50', (DeviceDescriptor('bad', 0, 'x', 1),))",
+            "score '50'; it must be a whole",
+        ),
+        (
+            "return Supported('bad', 50, (DeviceDescriptor('bad', 0, 'x', '1 GB'),))",
+            "total_memory_bytes '1 GB'",
+        ),
         ("return Supported('other', 50, (DeviceDescriptor('other', 0, 'x', 1),))", "must be 'bad'"),
         ("return Supported('bad', 50, (DeviceDescriptor('other', 0, 'x', 1),))", "must be 'bad'"),
     ],
@@ -154,3 +177,11 @@ def test_a_platform_that_makes_nothing(toys: ToyIndex) -> None:
     plugins = load_plugins()
     with pytest.raises(PluginError, match="made None for its device"):
         plugins.platform(plugins.select_device())
+
+
+def test_a_platform_without_the_hook_that_makes_it(toys: ToyIndex) -> None:
+    body = "return Supported('halved', 300, (DeviceDescriptor('halved', 0, 'x', 1),))"
+    toys.install("halved", PROBE.format(name="halved", body=body))
+    plugins = load_plugins()
+    with pytest.raises(PluginError, match=r"'halved' \(toy-halved 1\.2\.3\) has no hook create_platform"):
+        plugins.platform(plugins.select_device("halved"))

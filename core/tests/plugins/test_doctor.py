@@ -90,7 +90,8 @@ def linear_kernels(device):
     assert found["op rms_norm"].health == Health.FAULT
     assert "off its reference" in found["op rms_norm"].found
     assert "author" in (found["op rms_norm"].mend or "")
-    assert found["op silu_and_mul"] == Diagnostic("op silu_and_mul", Health.FAULT, "OSError: no such kernel")
+    raised = "OSError: no such kernel, raised in broken (toy_toy_module.py, line 17)"
+    assert found["op silu_and_mul"] == Diagnostic("op silu_and_mul", Health.FAULT, raised)
     assert found["op rotary"].health == Health.OK
     assert found["linear product"].health == Health.FAULT
 
@@ -168,3 +169,12 @@ def test_the_command(toy) -> None:
     assert {"plugin": "toy", "check": "import", "health": "fault"}.items() <= json.loads(result.output)[
         -1
     ].items()
+
+
+def test_a_runtime_that_was_not_returned(toy) -> None:
+    source = PLATFORM.replace(
+        "class ToyPlatform(ReferencePlatform): pass",
+        "class ToyPlatform(ReferencePlatform):\n        def device_runtime(self, device): pass",
+    )
+    found = toy(source)
+    assert "device_runtime of platform 'toy' returned None" in found["memory"].found

@@ -37,7 +37,8 @@ class Platform(ABC):
         return {}
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
-        """Raises `ConfigError` for what this device cannot do. Before weights are loaded."""
+        """Raises `ConfigError` (`inferplane.api.config`) for what this device cannot do, with the name of the option
+        and the reason: ``ConfigError("dtype", "this card has no bfloat16")``. Before weights are loaded."""
         return
 
     @abstractmethod

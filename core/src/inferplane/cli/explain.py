@@ -30,12 +30,11 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         if setting.value not in (None, {}):
             reason = f": {setting.reason}" if setting.reason else ""
             yield f"  {setting.name} = {setting.value}, set by {setting.set_by}{reason}"
-    kind = None
-    for choice in explanation.choices:
-        if choice.kind != kind:
-            kind = choice.kind
-            yield HEADINGS[kind]
-        yield from _choice_lines(choice)
+    for kind in dict.fromkeys(choice.kind for choice in explanation.choices):
+        yield HEADINGS[kind]
+        for choice in explanation.choices:
+            if choice.kind == kind:
+                yield from _choice_lines(choice)
     yield "KV groups"
     for group in explanation.kv_groups:
         yield from _group_lines(group)

@@ -84,7 +84,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; errors that users can mend are printed without a traceback."""
+    """Runs the command line; errors that users can mend are printed without a traceback, those of a
+    plugin's code with its own frames and its name."""
     from inferplane.config.engine import ConfigError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
@@ -92,10 +93,15 @@ def main() -> None:
         cli.main(prog_name="inferplane", standalone_mode=True)
     except ConfigError as error:
         _fail(f"--{error.option.replace('_', '-')}: {error}")
-    except (ValueError, OSError, RuntimeError) as error:
-        if not _is_for_users(error):
+    except Exception as error:
+        if _is_for_users(error) and isinstance(error, (ValueError, OSError, RuntimeError)):
+            _fail(str(error))
+        from inferplane.plugins.blame import blame
+
+        if (fault := blame(error)) is None:
             raise
-        _fail(str(error))
+        click.echo(fault.traceback, err=True)
+        _fail(fault.message)
 
 
 def _is_for_users(error: Exception) -> bool:

@@ -84,6 +84,7 @@ def resolve_in_full(
         defaults = without_streams(defaults)
     asked = args
     args, settings = fill(args, defaults, device.platform)
+    _check_defaults(args, device.platform)
     model = _model_config(args, str(source.path), hf_config, plugins)
     config = EngineConfig(
         model=model,
@@ -157,8 +158,6 @@ def _model_config(args: EngineArgs, path: str, hf_config: dict[str, Any], plugin
     from inferplane.models.task import choose_task
 
     architecture = resolve_architecture(hf_config, plugins.models())
-    if args.dtype not in DTYPES:
-        raise ConfigError("dtype", f"dtype must be auto or one of {', '.join(DTYPES)}, got {args.dtype!r}")
     known = known_architectures(plugins.models())
     task, architecture = choose_task(args.task, Path(path), architecture, known)
     pooler, sentence_len = None, None
@@ -299,6 +298,18 @@ def _check_values(args: EngineArgs) -> None:
         )
     if not -MAX_SEED - 1 <= args.seed <= MAX_SEED:
         raise ConfigError("seed", f"seed must be from {-MAX_SEED - 1} to {MAX_SEED}, got {args.seed}")
+
+
+def _check_defaults(args: EngineArgs, platform: str) -> None:
+    """A platform's values are held to what is asked of a user's; the user has passed when this is called."""
+    if args.dtype == "auto":
+        raise ConfigError(
+            "device", f"platform {platform!r} gave no default for dtype, which each platform must"
+        )
+    try:
+        _check_values(args)
+    except ConfigError as error:
+        raise ConfigError("device", f"platform {platform!r} gave a wrong default: {error}") from error
 
 
 def _check_names(args: EngineArgs, plugins: PluginSet) -> None:

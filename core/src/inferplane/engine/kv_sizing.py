@@ -66,12 +66,13 @@ def size_pool(
     length = _largest(lambda num_tokens: num_bytes(num_tokens) <= available_bytes, model.max_model_len)
     is_fitting = length == model.max_model_len
     if not is_fitting and (model.is_max_model_len_explicit or length < 2):
-        needed = num_bytes(model.max_model_len if model.is_max_model_len_explicit else 2)
+        mend = "Lower max_model_len" if length >= 2 else "Take a smaller model or a shorter dtype"
+        least = model.max_model_len if model.is_max_model_len_explicit else 2
         raise ConfigError(
             "max_model_len" if length >= 2 else "kv_cache_bytes",
-            f"one sequence of max_model_len {model.max_model_len} tokens needs {_shown(needed)} of KV cache, "
+            f"one sequence of {least} tokens needs {_shown(num_bytes(least))} of KV cache, "
             f"but {_shown(available_bytes)} are available; the largest max_model_len that fits is {length}. "
-            "Lower max_model_len, or raise kv_cache_bytes if there is more memory",
+            f"{mend}, or raise kv_cache_bytes if there is more memory",
         )
     pools = _pools(groups, max_step_tokens)
     first, *more = nums = _divide(pools, available_bytes, length, scheduler.max_num_seqs)

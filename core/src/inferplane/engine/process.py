@@ -147,6 +147,7 @@ class EngineLoop:
         from inferplane.config import ConfigError
         from inferplane.models.errors import ModelLoadError
         from inferplane.plugins import PluginError
+        from inferplane.plugins.blame import blame
 
         if isinstance(error, ConfigError):
             message = Fatal("config", error.option, str(error))
@@ -156,7 +157,8 @@ class EngineLoop:
             message = Fatal("plugin", "", str(error))
         else:
             logger.critical("the engine cannot go on", exc_info=error)
-            message = Fatal("engine", "", f"{type(error).__name__}: {error}")
+            fault = blame(error)
+            message = Fatal("engine", "", fault.message if fault else f"{type(error).__name__}: {error}")
         self._send(message)
 
 

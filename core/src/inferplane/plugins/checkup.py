@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api.diagnosis import Diagnostic, Health
+from inferplane.plugins.blame import blame
 from inferplane.plugins.plugin_set import PluginSet
 from inferplane.plugins.record import PluginRecord, PluginStatus, describe
 
@@ -36,7 +37,7 @@ def main(name: str) -> None:
         try:
             found = list(run())
         except (Exception, SystemExit) as error:
-            found = [Diagnostic(check, Health.FAULT, describe(error))]
+            found = [Diagnostic(check, Health.FAULT, _raised(error))]
         for diagnostic in found:
             print(json.dumps(asdict(diagnostic)), file=out, flush=True)
 
@@ -57,6 +58,11 @@ def checks(name: str) -> Checks:
     yield "copies", lambda: _copies(plugins, device)
     yield "ops", lambda: _ops(plugins, device)
     yield "linear product", lambda: _linear(plugins, device)
+
+
+def _raised(error: BaseException) -> str:
+    fault = blame(error)
+    return f"{describe(error)}, raised in {fault.place}" if fault else describe(error)
 
 
 def _record(plugins: PluginSet, name: str) -> PluginRecord:
@@ -109,8 +115,14 @@ def _own_checks(plugins: PluginSet, name: str) -> Iterator[Diagnostic]:
         yield Diagnostic("its own checks", Health.FAULT, record.reason or "")
 
 
+def _runtime(plugins: PluginSet, device: DeviceDescriptor) -> DeviceRuntime:
+    from inferplane.runner.device_runtime import make_runtime
+
+    return make_runtime(plugins.platform(device), device)
+
+
 def _memory(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic]:
-    memory = plugins.platform(device).device_runtime(device).memory()
+    memory = _runtime(plugins, device).memory()
     gib = 2**30
     found = f"{memory.available_bytes / gib:.1f} of {memory.total_bytes / gib:.1f} GiB are available"
     if memory.available_bytes < memory.total_bytes / 10:
@@ -122,7 +134,7 @@ def _memory(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic
 def _copies(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic]:
     import torch
 
-    runtime = plugins.platform(device).device_runtime(device)
+    runtime = _runtime(plugins, device)
     sent = torch.arange(4096, dtype=torch.float32).reshape(64, 64)
     got = runtime.to_host(runtime.to_device(sent))
     if torch.equal(sent, got):
@@ -137,13 +149,13 @@ def _ops(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic]:
 
     from inferplane.api.ops import OPS
 
-    runtime = plugins.platform(device).device_runtime(device)
+    runtime = _runtime(plugins, device)
     table = plugins.resolve_ops(device, torch.float32)
     for name, op in OPS.items():
         try:
             distance = _distance(op, getattr(table, name), runtime)
         except Exception as error:
-            yield Diagnostic(f"op {name}", Health.FAULT, describe(error))
+            yield Diagnostic(f"op {name}", Health.FAULT, _raised(error))
             continue
         if distance <= op.tolerances[torch.float32][1]:
             yield Diagnostic(f"op {name}", Health.OK, "agrees with its reference")
@@ -173,7 +185,7 @@ def _linear(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic
 
     from inferplane.api.linear import LinearShape
 
-    runtime = plugins.platform(device).device_runtime(device)
+    runtime = _runtime(plugins, device)
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(*shape, generator=generator) for shape in ((5, 64), (32, 64)))
     kernel = plugins.choose_linear(LinearShape("doctor", 64, 32, torch.float32, False), device)

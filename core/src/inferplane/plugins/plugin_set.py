@@ -127,12 +127,19 @@ class PluginSet:
     def platform(self, device: DeviceDescriptor) -> Platform:
         """The platform object for a device, made once. Raises `PluginError` when its plugin makes none."""
         if device not in self._platforms:
-            if not self._implements(device.platform, "create_platform"):
+            record = self._records.get(device.platform)
+            if record is None:
                 raise selection.unknown_device(device.platform, "the configuration", self.records)
+            if not self._implements(device.platform, "create_platform"):
+                raise PluginError(
+                    f"{record.label} has no hook create_platform, which makes the platform of the devices that its "
+                    "probe_devices found; one that is written is marked @hookimpl"
+                )
             platform = self._call(device.platform, "create_platform", device=device)
             if not isinstance(platform, Platform):
-                label = self._records[device.platform].label
-                raise PluginError(f"{label} made {platform!r} for its device, not an inferplane.api.Platform")
+                raise PluginError(
+                    f"{record.label} made {platform!r} for its device, not an inferplane.api.Platform"
+                )
             self._platforms[device] = platform
         return self._platforms[device]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inferplane.api.device import Supported, Unsupported
+from inferplane.api.device import DeviceDescriptor, Supported, Unsupported
 
 PROBE_TIMEOUT_S = 5.0
 
@@ -50,10 +50,24 @@ def _checked(name: str, answer: Any) -> Answer:
     if answer.platform != name:
         raise ValueError(f"probe_devices answered for platform {answer.platform!r}; it must be {name!r}")
     if isinstance(answer, Supported):
+        if not isinstance(answer.devices, Sequence):
+            raise TypeError(
+                f"probe_devices gave devices={answer.devices!r}; it must be a tuple of DeviceDescriptor"
+            )
         if not answer.devices:
             raise ValueError(
                 "probe_devices returned Supported without a device; Unsupported says why there is none"
             )
+        if not all(isinstance(device, DeviceDescriptor) for device in answer.devices):
+            raise TypeError(f"probe_devices found {answer.devices!r}; each must be a DeviceDescriptor")
+        if not isinstance(answer.score, int):
+            raise TypeError(f"probe_devices gave the score {answer.score!r}; it must be a whole number")
+        for device in answer.devices:
+            if not isinstance(device.total_memory_bytes, int):
+                raise TypeError(
+                    f"probe_devices gave {device.name} total_memory_bytes {device.total_memory_bytes!r}; "
+                    "it must be a whole number"
+                )
         if strange := [device for device in answer.devices if device.platform != name]:
             raise ValueError(
                 f"probe_devices returned a device of platform {strange[0].platform!r}; it must be {name!r}"

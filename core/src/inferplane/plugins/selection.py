@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inferplane.api.device import DeviceDescriptor, Supported
-from inferplane.plugins.record import PluginError, PluginRecord
+from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
 
 DEVICE_VARIABLE = "INFERPLANE_DEVICE"
 
@@ -47,12 +47,14 @@ def pick_best(supported: Sequence[Supported]) -> Supported:
 def unknown_device(name: str, source: str, records: Sequence[PluginRecord]) -> PluginError:
     """Nobody goes by that name: lists who is there and in what state."""
     return PluginError(
-        f"{source} asks for platform {name!r}, which is not installed. Installed:\n{listing(records)}"
+        f"{source} asks for platform {name!r}, which is not installed. Platforms:\n{listing(_platforms(records))}"
     )
 
 
 def no_device(records: Sequence[PluginRecord]) -> PluginError:
-    return PluginError(f"no platform is available on this machine. Installed:\n{listing(records)}")
+    return PluginError(
+        f"no platform is available on this machine. Platforms:\n{listing(_platforms(records))}"
+    )
 
 
 def unusable_device(record: PluginRecord, source: str, *, with_traceback: bool) -> PluginError:
@@ -61,6 +63,11 @@ def unusable_device(record: PluginRecord, source: str, *, with_traceback: bool) 
     return PluginError(
         f"{source} asks for {record.label}, which {record.status_text}: {record.reason}{trace}"
     )
+
+
+def _platforms(records: Sequence[PluginRecord]) -> list[PluginRecord]:
+    """Of plugins that were probed: what has no device is still ``loaded``, and what failed may have been one."""
+    return [record for record in records if record.status is not PluginStatus.LOADED]
 
 
 def listing(records: Sequence[PluginRecord]) -> str:

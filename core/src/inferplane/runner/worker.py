@@ -22,6 +22,7 @@ from inferplane.layers import Attention, RotaryEmbedding, walk_layers
 from inferplane.plan import StepPlan
 from inferplane.quantization.registry import make_format
 from inferplane.runner.batch import Batch
+from inferplane.runner.device_runtime import make_runtime
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
 from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes, longest_sequence
 from inferplane.runner.pooling_runner import PoolingRunner
@@ -61,7 +62,7 @@ class ModelWorker(Worker):
         super().__init__(context)
         self.config = context.config
         self.is_sampling = context.group.rank == 0
-        self.runtime = context.platform.device_runtime(context.device)
+        self.runtime = make_runtime(context.platform, context.device)
         self.comm: Communicator = SoloCommunicator()
         self._attention = AttentionChooser(self._choose_attention)
         self._model: Model | None = None
