@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib.machinery import PathFinder
-
 import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane_cuda import flash_library
 from inferplane_cuda.attention import CudaTritonAttention
 from inferplane_cuda.flash_library import MAX_REQUESTS, ONE_KERNEL_TOKENS, Variant
+from inferplane_cuda.flash_packages import CAPABILITY, missing_package
 from inferplane_torch_accelerator.triton_attention import StepPart, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)
-NEEDED = {"flash_attn.cute": "flash-attn-4", "cutlass.cute": "nvidia-cutlass-dsl"}
-"""Modules that it computes by, and the packages that bring them."""
 
 
 class FlashAttention(CudaTritonAttention):
@@ -37,13 +33,12 @@ class FlashAttention(CudaTritonAttention):
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         if query.dtype not in DTYPES:
             return f"FlashAttention computes in bfloat16 and float16, not in {query.dtype}"
-        if not query.device.capabilities.has("bulk_tensor_copy"):
-            return f"{query.device.name} lacks bulk_tensor_copy, which FlashAttention-4 is used with"
+        if not query.device.capabilities.has(CAPABILITY):
+            return f"{query.device.name} lacks {CAPABILITY}, which FlashAttention-4 is used with"
         if query.layer.head_dim % 8:
             return f"FlashAttention needs head sizes that are multiples of 8, not {query.layer.head_dim}"
-        for module, package in NEEDED.items():
-            if not _is_there(module):
-                return f"the package {package} is not installed"
+        if (package := missing_package()) is not None:
+            return f"the package {package} is not installed"
         return super().unsupported_reason(query)
 
     @classmethod
@@ -78,14 +73,3 @@ class FlashAttention(CudaTritonAttention):
             softcap=layer.soft_cap or 0.0,
         )
         return out[0] if isinstance(out, tuple) else out
-
-
-def _is_there(module: str) -> bool:
-    """Nothing is imported. Older packages of the same name lack the part behind the dot."""
-    package, part = module.split(".")
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    folders = spec.submodule_search_locations if spec is not None else None
-    return folders is not None and PathFinder.find_spec(f"{package}.{part}", list(folders)) is not None

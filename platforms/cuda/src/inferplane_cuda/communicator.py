@@ -1,0 +1,83 @@
+"""Collectives by NCCL, and sums of small tensors by one kernel that reads the other ranks' memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from inferplane.api.torch_comm import TorchCommunicator
+
+if TYPE_CHECKING:
+    from inferplane.api import ProcessGroup
+
+ONE_SHOT_BYTES = 512 << 10
+"""Most bytes that a rank reads of all others for one sum: beyond, NCCL moves fewer."""
+ALIGNMENT_BYTES = 16
+DTYPES = (torch.bfloat16, torch.float32)
+
+logger = logging.getLogger("inferplane.comm")
+
+
+class CudaCommunicator(TorchCommunicator):
+    """NCCL needs several trips between the ranks for a sum. What decoding sums up is so small that these are nearly all
+    of its time; there each rank reads all of the others' tensors at once and adds them up in the order of the ranks."""
+
+    graph_safe = True
+
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        """``device``: this rank's; rank r has the r-th from that of rank 0 on, on one machine."""
+        super().__init__(group, "nccl")
+        self._shared = self._share(device)
+        """uint8, of which every rank can read every other's; None where it cannot."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._shared is None or not is_small(tensor, len(self._shared)):
+            return super().all_reduce(tensor)
+        tensor = tensor.contiguous()
+        place = self._shared[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        place.copy_(tensor)
+        name: str = dist.group.WORLD.group_name
+        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(place, "sum", name)
+        return total
+
+    def close(self) -> None:
+        self._shared = None
+        super().close()
+
+    def _share(self, device: torch.device) -> torch.Tensor | None:
+        first = device.index - self.rank
+        others = [first + rank for rank in range(self.world_size) if rank != self.rank]
+        if self.world_size < 2 or not all(
+            torch.cuda.can_device_access_peer(device.index, each) for each in others
+        ):
+            return None
+        # what is read here are ordinary addresses of the peers; setting up multicast would be for nothing
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        shared, error = None, None
+        try:
+            from torch.distributed import _symmetric_memory
+
+            shared = _symmetric_memory.empty(
+                ONE_SHOT_BYTES // (self.world_size - 1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES,
+                dtype=torch.uint8,
+                device=device,
+            )
+            _symmetric_memory.rendezvous(shared, dist.group.WORLD)
+        except Exception as raised:  # of a driver, a container without the right, or another torch
+            error = raised
+        can_all = torch.tensor([error is None], dtype=torch.int32, device=device)
+        dist.all_reduce(can_all, dist.ReduceOp.MIN)
+        if not can_all.item():
+            logger.info("sums between ranks are all NCCL's: memory cannot be shared (%s)", error or "a peer")
+            return None
+        return shared
+
+
+def is_small(tensor: torch.Tensor, num_bytes: int) -> bool:
+    """Whether one kernel sums it up, through ``num_bytes`` of shared memory."""
+    size = tensor.nbytes
+    return tensor.dtype in DTYPES and 0 < size <= num_bytes and size % ALIGNMENT_BYTES == 0
