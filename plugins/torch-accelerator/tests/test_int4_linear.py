@@ -77,7 +77,7 @@ def check(weight: QuantizedWeight, num_rows: int, *, has_bias: bool = False) -> 
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, 3, 65])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 def test_products(is_symmetric: bool, num_rows: int, has_bias: bool, device: torch.device) -> None:
     check(drawn(device, replace(SCHEME, is_symmetric=is_symmetric)), num_rows, has_bias=has_bias)

@@ -12,6 +12,7 @@ from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
+from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.kv_store import store_kv
@@ -144,6 +145,10 @@ def _int4(tuning: TuningTable) -> None:
         weight = _int4_matrix(28672, 4096, has_zero=has_zero)
         int4_matvec(_meta(1, 4096), weight, config=config)
         int4_matvec(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
+        for num_tokens in (8, 32):
+            few = Int4MatmulConfig.default(num_tokens, 28672)
+            few = tuning.config("int4_matmul", (num_tokens, 28672, 4096), few)
+            int4_matmul(_meta(num_tokens, 4096), weight, gated=num_tokens == 8, config=few)
         dequantize_int4(weight, _meta(28672, 4096), config=write)
 
 

@@ -51,27 +51,27 @@ class MatmulWorkspace:
     ) -> MatmulWorkspace:
         """Enough for up to ``num_tokens`` and ``out_features`` (both halves of a gated weight), rounded up to tiles."""
         rows = triton.cdiv(out_features, 512) * 512
-        size = splits * rows * _padded(num_tokens)
+        size = splits * rows * padded_tokens(num_tokens)
         return cls(
             partial=torch.empty(size, dtype=torch.float32, device=device),
             arrived=torch.zeros(rows // 16, dtype=torch.int32, device=device),
         )
 
 
-def _padded(num_tokens: int) -> int:
+def padded_tokens(num_tokens: int) -> int:
     """The width of a product: the matrix unit's least, or a power of two above."""
     return max(16, triton.next_power_of_2(num_tokens))
 
 
 @triton.jit
-def _leave(acc, partial_ptr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+def leave_partial(acc, partial_ptr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
     """Writes one split's sums ``[ROWS, TOKENS]``."""
     cells = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
     tl.store(partial_ptr + cells, acc)
 
 
 @triton.jit
-def _collect(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+def collect_partials(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr):
     """Adds up what all splits have left, around the first-level cache, which does not see other processors' writes."""
     cells = tl.arange(0, ROWS)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
     acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
@@ -129,17 +129,17 @@ def _skinny_matmul(
         kinds: tl.constexpr = 2 if GATED else 1
         split_size = tl.num_programs(0) * kinds * size
         mine = partial_ptr + tile * kinds * size
-        _leave(acc, mine + split * split_size, ROWS, TOKENS)
+        leave_partial(acc, mine + split * split_size, ROWS, TOKENS)
         if GATED:
-            _leave(up_acc, mine + size + split * split_size, ROWS, TOKENS)
+            leave_partial(up_acc, mine + size + split * split_size, ROWS, TOKENS)
         # All threads have written before one of them announces it; the counter orders the writes for who reads it.
         tl.debug_barrier()
         is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             tl.store(arrived_ptr + tile, 0)
-            acc = _collect(mine, split_size, SPLITS, ROWS, TOKENS)
+            acc = collect_partials(mine, split_size, SPLITS, ROWS, TOKENS)
             if GATED:
-                up_acc = _collect(mine + size, split_size, SPLITS, ROWS, TOKENS)
+                up_acc = collect_partials(mine + size, split_size, SPLITS, ROWS, TOKENS)
     if is_last:
         in_range = rows < num_out
         if HAS_SCALE:
@@ -194,7 +194,7 @@ def skinny_matmul(
             workspace.partial if workspace else None, workspace.arrived if workspace else None,
             x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
             IN=in_features, HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated,
-            TOKENS=_padded(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
+            TOKENS=padded_tokens(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
             STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, **options(pdl, num_warps=config.num_warps),
         )  # fmt: skip
     return out

@@ -57,7 +57,7 @@ def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dic
     for rows in _FEW_ROWS:
         config = launch.measured(kernel, (rows, *weight.shape), MatmulConfig(), weight)
         if config is not None:
-            space = _workspace(weight.device, len(weight), config.splits) if config.splits > 1 else None
+            space = shared_workspace(weight.device, len(weight), config.splits) if config.splits > 1 else None
             choices[rows] = FewRowsChoice(config, space)
     return choices
 
@@ -87,6 +87,6 @@ def multiply_in_parts(
 
 
 @cache
-def _workspace(device: torch.device, out_features: int, splits: int) -> MatmulWorkspace:
+def shared_workspace(device: torch.device, out_features: int, splits: int) -> MatmulWorkspace:
     """One for all layers of a shape: their products run one after another, in graphs as well."""
     return MatmulWorkspace.allocate(MAX_TOKENS, out_features, splits, device)
