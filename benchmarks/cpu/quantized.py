@@ -1,11 +1,11 @@
 """Products with quantized weights against what the machine can do and against bfloat16, measured in turn in one run.
 
-    python benchmarks/cpu/quantized.py [--formats q4_1 q8_0] [--rows 1 64 1024] [--repeats 5] [--out results.jsonl]
+    python benchmarks/cpu/quantized.py [--formats q4_1] [--rows 1 64 1024] [--dtype float32] [--repeats 5] [--out FILE]
 
 For each weight of a model, each format and each number of rows: GB/s of packed weight, as a share of reading alone over
 as many bytes, and GFLOP/s, as a share of the peak of products in registers. Beside it the same product by a bfloat16
-weight. Weights lie in so many copies that none is in a core's own cache when its turn comes. Figures are medians over
-the repeats, in each of which everything has its turn.
+weight. Weights lie in so many copies that none is in a core's own cache when its turn comes. Each repeat gives
+everything its turn; figures are the first tenth of the calls, since others on a shared machine only ever add.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import call
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from kernels import FOOTPRINT, MODELS, seconds
+from kernels import FOOTPRINT, MODELS, seconds, undisturbed
 
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native import int64, pointer
@@ -69,7 +68,9 @@ def quantized(kind: Format, out_features: int, in_features: int) -> QuantizedPro
     )
 
 
-def measure(model: str, shape: str, name: str, all_rows: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def measure(
+    model: str, shape: str, name: str, all_rows: Sequence[int], repeats: int, dtype: torch.dtype
+) -> list[dict[str, Any]]:
     out_features, in_features = MODELS[model][shape]
     first = quantized(FORMATS[name], out_features, in_features)
     copies = max(2, min(FOOTPRINT // first.num_bytes, 100))
@@ -84,19 +85,19 @@ def measure(model: str, shape: str, name: str, all_rows: Sequence[int], repeats:
     memory = torch.ones(copies, first.num_bytes // 256 * 256, dtype=torch.uint8)
     found = []
     for num_rows in all_rows:
-        x = torch.randn(num_rows, in_features).bfloat16()
+        x = torch.randn(num_rows, in_features, dtype=dtype)
         operations = 2 * num_rows * out_features * in_features
         turns = max(1, min(copies, int(1e11 / operations)))
-        times: dict[str, list[float]] = {"ours": [], "bf16": [], "read": [], "per_operation": []}
+        times: dict[str, list[float]] = {"ours": [], "read": [], "bf16": [], "per_operation": []}
         ours[0](x), plain[0](x)
         for _ in range(repeats):
-            times["ours"].append(seconds(call, [(product, x) for product in ours[:turns]]))
-            times["read"].append(seconds(read, [(row.data_ptr(), memory.shape[1]) for row in memory]))
-            times["bf16"].append(seconds(call, [(product, x) for product in plain[:turns]]))
+            times["ours"] += seconds(call, [(product, x) for product in ours[:turns]])
+            times["read"] += seconds(read, [(row.data_ptr(), memory.shape[1]) for row in memory])
+            times["bf16"] += seconds(call, [(product, x.bfloat16()) for product in plain[:turns]])
             start = time.perf_counter()
             done = spin(64, 500)
             times["per_operation"].append((time.perf_counter() - start) / done)
-        ours_s, plain_s, read_s, per_operation = (median(each) for each in times.values())
+        ours_s, read_s, plain_s, per_operation = map(undisturbed, times.values())
         found.append(
             {
                 "weight": f"{model} {shape}",
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default=MODEL)
     parser.add_argument("--weights", nargs="+", choices=MODELS[MODEL], default=list(MODELS[MODEL]))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 64, 512])
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations")
     parser.add_argument("--threads", type=int, default=native.num_threads())
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="file to write, one line of JSON for each figure")
@@ -130,7 +132,7 @@ def main() -> None:
     found = []
     for name in args.formats:
         for shape in args.weights:
-            found += measure(args.model, shape, name, args.rows, args.repeats)
+            found += measure(args.model, shape, name, args.rows, args.repeats, getattr(torch, args.dtype))
     if args.out is not None:
         facts = {"level": native.level(), "threads": args.threads}
         args.out.write_text("".join(json.dumps(facts | each) + "\n" for each in found))

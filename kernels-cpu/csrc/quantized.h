@@ -1,38 +1,37 @@
 // What the sources of quantized products share at one level of instructions.
 #pragma once
 
-#include "bf16.h"
 #include "kernel.h"
 #include "quantized_matrix.h"
+#include "vec.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
 
 constexpr int kRowsAtOnce = 32;  // of activations, whose sums are kept on the stack
 
-// x: [num_rows, in_features], out: [num_rows, out_features], both contiguous.
-void multiply_few_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64_t num_rows);
+// x: [num_rows, in_features], out: [num_rows, out_features], both contiguous, of float or bf16.
+template <class X>
+void multiply_few_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows);
 #if INFERPLANE_HAS_AMX
-void multiply_many_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64_t num_rows);
+template <class X>
+void multiply_many_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows);
 #endif
 
-// Rounds the sums of a strip, [num_rows][stride] float32, to the columns of out that are its own, bias added.
+// Writes the sums of a strip, [num_rows][16] float32, times `scale` to the columns of out that are its own, bias added.
+template <class X>
 inline void write_strip(
-    const QuantizedMatrix& w, int64_t strip, const float* sums, int64_t stride, bf16* out, int num_rows) {
+    const QuantizedMatrix& w, int64_t strip, const float* sums, Vec scale, X* out, int num_rows) {
   int64_t first = strip * kStrip;
   int size = int(w.out_features - first < kStrip ? w.out_features - first : kStrip);
-#if INFERPLANE_HAS_AVX512
-  __mmask16 lanes = __mmask16((1u << size) - 1);
-  __m512 bias = w.bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, w.bias + first);
+  Vec bias = w.bias == nullptr ? all_of(0) : load(w.bias + first, size);
   for (int row = 0; row < num_rows; ++row) {
-    __m256i rounded = narrow16(_mm512_add_ps(_mm512_loadu_ps(sums + row * stride), bias));
-    _mm256_mask_storeu_epi16(out + row * w.out_features + first, lanes, rounded);
+    X* to = out + row * w.out_features + first;
+    Vec values = fma(load(sums + row * kStrip), scale, bias);
+    if (size == kStrip)
+      store(to, values);
+    else
+      store(to, values, size);
   }
-#else
-  for (int row = 0; row < num_rows; ++row)
-    for (int i = 0; i < size; ++i)
-      out[row * w.out_features + first + i] =
-          narrow(sums[row * stride + i] + (w.bias == nullptr ? 0 : w.bias[first + i]));
-#endif
 }
 
 }  // namespace inferplane::INFERPLANE_LEVEL

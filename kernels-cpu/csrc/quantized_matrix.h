@@ -30,6 +30,7 @@ struct QuantizedMatrix {
   int32_t num_units;                     // they cover in_features; the last may reach beyond it, with codes of 0
   int32_t scale_bytes;                   // 2 or 4
   int32_t has_minimum;
+  int32_t spare_bits;  // of 8: codes differ from 128 by what fits in the others
 };
 
 // The columns of one 32-bit word: 8 of 4 bits, or 4 of 8.

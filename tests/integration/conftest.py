@@ -15,6 +15,8 @@ MODEL = "smollm2"
 ENGINE_OPTIONS = (
     "--dtype",
     "float32",
+    "--quantization",
+    "dequantize",
     "--num-threads",
     "1",
     "--kv-cache-bytes",

@@ -6,7 +6,7 @@
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
-// From here on the rows of activations outweigh widening the codes to bfloat16. Codes of 8 bits take no unpacking before.
+// From here on the rows of activations outweigh turning the codes into tiles. Codes of 8 bits take no unpacking before.
 #if INFERPLANE_HAS_AMX
 constexpr int64_t kManyRowsOf4Bits = 9, kManyRowsOf8Bits = 16;
 #endif
@@ -82,6 +82,14 @@ void read_row(const QuantizedMatrix& w, int64_t index, const Store& store) {
   }
 }
 
+template <class X>
+void multiply(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
+#if INFERPLANE_HAS_AMX
+  if (num_rows >= (w.bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(w, x, out, num_rows);
+#endif
+  multiply_few_rows(w, x, out, num_rows);
+}
+
 }  // namespace
 }  // namespace inferplane::INFERPLANE_LEVEL
 
@@ -120,13 +128,15 @@ EXPORT(void, quantized_rows)
 
 RECORDABLE(quantized_rows)
 
-// x: [num_rows, in_features] and out: [num_rows, out_features], contiguous.
+// x: [num_rows, in_features] and out: [num_rows, out_features], contiguous, of bfloat16 or of float32.
 EXPORT(void, quantized_multiply)
 (const inferplane::QuantizedMatrix* w, const uint16_t* x, uint16_t* out, int64_t num_rows) {
-  using namespace inferplane::INFERPLANE_LEVEL;
-#if INFERPLANE_HAS_AMX
-  if (num_rows >= (w->bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(*w, x, out, num_rows);
-#endif
-  multiply_few_rows(*w, x, out, num_rows);
+  inferplane::INFERPLANE_LEVEL::multiply(*w, x, out, num_rows);
 }
 RECORDABLE(quantized_multiply)
+
+EXPORT(void, quantized_multiply_float32)
+(const inferplane::QuantizedMatrix* w, const float* x, float* out, int64_t num_rows) {
+  inferplane::INFERPLANE_LEVEL::multiply(*w, x, out, num_rows);
+}
+RECORDABLE(quantized_multiply_float32)

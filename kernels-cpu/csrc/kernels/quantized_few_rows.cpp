@@ -48,7 +48,7 @@ inline Floats load_scales(const uint8_t* from) {
   if constexpr (kIsWide) return _mm512_loadu_ps(from);
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
-inline void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
+inline void store_floats(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 #else
 constexpr int kLanes = 8;
 constexpr int kMaxRows = 4;
@@ -76,7 +76,7 @@ inline Floats load_scales(const uint8_t* from) {
   if constexpr (kIsWide) return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-inline void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
+inline void store_floats(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 #endif
 
 #if INFERPLANE_HAS_AVX512_BF16
@@ -140,24 +140,27 @@ inline int32_t store_bytes(int bits, const float* wide, float inverse, uint8_t* 
 }
 #endif
 
-void fix_row(const QuantizedMatrix& w, const bf16* x, const FixedRow& out) {
+template <class X>
+void fix_row(const QuantizedMatrix& w, const X* x, const FixedRow& out) {
   for (int unit = 0; unit < w.num_units; ++unit) {
     alignas(64) float wide[32];
     int64_t begin = int64_t(unit) * w.unit;
     int size = int(w.in_features - begin < w.unit ? w.in_features - begin : w.unit);
-    uint32_t largest = 0;
-    for (int i = 0; i < size; ++i) {
-      uint32_t magnitude = x[begin + i] & 0x7fffu;
+    for (int at = 0; at < 32; at += 16)
+      store(wide + at, size - at >= 16 ? load(x + begin + at) : load(x + begin + at, size > at ? size - at : 0));
+    uint32_t largest = 0, bits[32];  // of magnitudes, which order as their bits do
+    std::memcpy(bits, wide, sizeof bits);
+    for (uint32_t each : bits) {
+      uint32_t magnitude = each & 0x7fffffff;
       largest = magnitude > largest ? magnitude : largest;
-      wide[i] = widen(x[begin + i]);
     }
-    for (int i = size; i < 32; ++i) wide[i] = 0;
-    float scale = widen(bf16(largest)) * (1 / kLargest);
-    // below this the inverse overflows, and the activations are 0 in any float16 or bfloat16 product
-    float inverse = scale > 1e-37f ? 1 / scale : 0;
+    float scale;
+    std::memcpy(&scale, &largest, 4);
+    scale *= 1 / kLargest;
+    float inverse = scale > 1e-37f ? 1 / scale : 0;  // below, it would overflow
     int32_t sum = 0;
     int16_t* values = out.values + begin;
-    if (largest >= 0x7f80) {  // infinite or not a number, which the result has to be as well
+    if (largest >= 0x7f800000) {  // infinite or not a number, which the result has to be as well
       scale = __builtin_nanf("");
       inverse = 0;
       for (int i = 0; i < 32; ++i) wide[i] = 0;
@@ -251,7 +254,7 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
       if (kHasMinimum) total[row] = multiply_add(minimum, all_floats(rows[row].sum[unit]), total[row]);
     }
   }
-  for (int row = 0; row < kRows; ++row) store(out + row * kStrip + first_lane, total[row]);
+  for (int row = 0; row < kRows; ++row) store_floats(out + row * kStrip + first_lane, total[row]);
 }
 
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum>
@@ -292,7 +295,8 @@ MultiplyStrip strip_function(const QuantizedMatrix& w) {
 
 }  // namespace
 
-void multiply_few_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64_t num_rows) {
+template <class X>
+void multiply_few_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
   FixedRows fixed(w, num_rows);
   if (num_rows < 32) {
     for (int64_t row = 0; row < num_rows; ++row) fix_row(w, x + row * w.in_features, fixed.row(row));
@@ -311,10 +315,13 @@ void multiply_few_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64
       for (int strip = begin; strip < end; ++strip) {
         alignas(64) float sums[kRowsAtOnce * kStrip];
         multiply_strip(w, w.strips + strip * w.strip_bytes, rows, taken, sums);
-        write_strip(w, strip, sums, kStrip, out + first * w.out_features, taken);
+        write_strip(w, strip, sums, all_of(1), out + first * w.out_features, taken);
       }
     }
   });
 }
+
+template void multiply_few_rows(const QuantizedMatrix&, const bf16*, bf16*, int64_t);
+template void multiply_few_rows(const QuantizedMatrix&, const float*, float*, int64_t);
 
 }  // namespace inferplane::INFERPLANE_LEVEL

@@ -1,202 +1,327 @@
-// Many rows of activations times a quantized matrix, with AMX: strips of the matrix become bfloat16 in the order of its tiles,
-// in a buffer that stays in the core's cache, and are multiplied by all rows before the next ones.
+// Many rows of activations times a quantized matrix, with AMX, in whole numbers of 16 bits: each row of activations has a
+// scale for each part of its depth, each row of the matrix one. A number is 256 times a high byte and a signed low byte, and
+// tiles multiply the bytes: high by high, high by low, low by high. Low by low would be below what rounding to 16 bits does.
+// Strips of the matrix become such bytes in a buffer that stays in the core's cache, and are multiplied by all rows before
+// the next ones.
+#include "amx.h"
 #include "kernel.h"
 #include "quantized.h"
+#include "vec.h"
 
 #if INFERPLANE_HAS_AMX
 
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
-constexpr int kDepth = 32;                          // columns of a tile of bfloat16
-constexpr int kTile = 16;                           // its rows
-constexpr int64_t kTileBytes = kTile * kDepth * 2;  // 1 KB
-constexpr int64_t kPanelBytes = 512 << 10;          // of bfloat16 strips: a part of the second-level cache
+constexpr int kDepth = 64;                      // columns of a tile of bytes
+constexpr int kTile = 16;                       // its rows
+constexpr int64_t kTileBytes = kTile * kDepth;  // 1 KB
+constexpr int64_t kStepBytes = 2 * kTileBytes;  // of high bytes, then of low ones
+constexpr int64_t kPanelBytes = 512 << 10;      // of strips as bytes: a part of the second-level cache
+constexpr int kMostSteps = 6;  // of depth, with a scale for each row: 32 rows and a strip fit in the first-level cache
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
+constexpr float kLargest = 127 * 256 + 127;  // whose high byte is 127
+// Of the matrix: what is left keeps the factors of codes, of which the span is twice that, in 16 bits.
+constexpr float kLargestWeight = 30000;
 
-  // Tiles 0 to 3 are sums, 4 and 5 of activations, 6 and 7 of weights.
-  TileConfig(int upper_rows, int lower_rows) {
-    for (int tile = 0; tile < 8; ++tile) row_bytes[tile] = 64;
-    rows[0] = rows[1] = rows[4] = uint8_t(upper_rows);
-    rows[2] = rows[3] = rows[5] = uint8_t(lower_rows > 0 ? lower_rows : 1);
-    rows[6] = rows[7] = kTile;
+// Tiles' bytes of the depth lie in the order in which halves of words of codes give them: column 0, 2, 1, 3 of each four.
+inline __m128i in_tile_order(__m128i bytes) {
+  return _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+}
+
+// x as tiles: [blocks of 16 rows][steps][high, low][16][64] bytes, and [blocks of 16 rows][parts][16] scales.
+struct Activations {
+  char* tiles;
+  float* scales;
+  int num_steps, num_parts, steps_per_part;
+
+  Activations(int64_t num_rows, int64_t in_features) {
+    num_steps = int((in_features + kDepth - 1) / kDepth);
+    num_parts = (num_steps + kMostSteps - 1) / kMostSteps;
+    steps_per_part = (num_steps + num_parts - 1) / num_parts;
+    num_parts = (num_steps + steps_per_part - 1) / steps_per_part;
+    int64_t blocks = (num_rows + kTile - 1) / kTile;
+    tiles = static_cast<char*>(region_scratch(size_t(blocks * (num_steps * kStepBytes + num_parts * kTile * 4))));
+    scales = reinterpret_cast<float*>(tiles + blocks * num_steps * kStepBytes);
+  }
+
+  const char* block(int64_t index) const { return tiles + index * num_steps * kStepBytes; }
+  const float* block_scales(int64_t index) const { return scales + index * num_parts * kTile; }
+
+  template <class X>
+  void fix_block(const X* x, int64_t num_rows, int64_t in_features, int64_t index) const {
+    for (int row = 0; row < kTile; ++row) {
+      int64_t at = index * kTile + row;
+      char* to = tiles + index * num_steps * kStepBytes + row * kDepth;
+      float* scale = scales + index * num_parts * kTile + row;
+      for (int part = 0; part < num_parts; ++part) {
+        int first = part * steps_per_part, end = first + steps_per_part < num_steps ? first + steps_per_part : num_steps;
+        if (at < num_rows)
+          scale[part * kTile] = fix_part(x + at * in_features, in_features, first, end, to);
+        else
+          clear_part(first, end, to);
+      }
+    }
+  }
+
+ private:
+  template <class X>
+  static Vec load_up_to(const X* row, int64_t column, int64_t in_features) {
+    int64_t n = in_features - column;
+    return n >= 16 ? load(row + column) : n > 0 ? load(row + column, int(n)) : all_of(0);
+  }
+
+  // Returns the scale, which is no number where one of the activations is none or infinite.
+  template <class X>
+  static float fix_part(const X* row, int64_t in_features, int first_step, int end_step, char* to) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t column = first_step * kDepth; column < end_step * kDepth; column += 16) {
+      __m512i bits = _mm512_castps_si512(load_up_to(row, column, in_features).all);
+      largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    }
+    uint32_t bits = _mm512_reduce_max_epu32(largest);
+    if (bits >= 0x7f800000) {
+      clear_part(first_step, end_step, to);
+      return __builtin_nanf("");
+    }
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    scale *= 1 / kLargest;
+    __m512 inverse = _mm512_set1_ps(scale > 1e-37f ? 1 / scale : 0);  // below, it would overflow
+    for (int step = first_step; step < end_step; ++step)
+      for (int at = 0; at < kDepth; at += 16) {
+        Vec values = load_up_to(row, int64_t(step) * kDepth + at, in_features);
+        __m512i fixed = _mm512_cvtps_epi32(_mm512_mul_ps(values.all, inverse));
+        __m512i high = _mm512_srai_epi32(_mm512_add_epi32(fixed, _mm512_set1_epi32(128)), 8);
+        auto out = reinterpret_cast<__m128i*>(to + step * kStepBytes + at);
+        _mm_store_si128(out, in_tile_order(_mm512_cvtepi32_epi8(high)));
+        _mm_store_si128(out + kTileBytes / 16, in_tile_order(_mm512_cvtepi32_epi8(fixed)));
+      }
+    return scale;
+  }
+
+  static void clear_part(int first_step, int end_step, char* to) {
+    for (int step = first_step; step < end_step; ++step)
+      for (int64_t plane = 0; plane < kStepBytes; plane += kTileBytes)
+        _mm512_storeu_si512(to + step * kStepBytes + plane, _mm512_setzero_si512());
   }
 };
-
-void configure(const TileConfig& config) {
-  asm volatile("" ::"r"(&config) : "memory");  // gcc 12 believes that only the first 8 bytes are read
-  _tile_loadconfig(&config);
-}
-
-inline __m512i as_pairs(__m512 even, __m512 odd) {
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  alignas(64) static constexpr uint16_t kHighs[32] = {
-      1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
-      17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63,
-  };
-  return _mm512_permutex2var_epi16(_mm512_add_epi32(_mm512_castps_si512(even), half), _mm512_load_si512(kHighs),
-                                   _mm512_add_epi32(_mm512_castps_si512(odd), half));
-}
-
-// 256 plus the code of 8 bits that lies in bits 15 to 22.
-inline __m512 raised(__m512i codes) {
-  constexpr int kAndOr = 0xea;
-  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(codes, _mm512_set1_epi32(255 << 15),
-                                                       _mm512_set1_epi32(0x43800000), kAndOr));
-}
 
 inline __m512 load_scales(const uint8_t* from, bool is_wide) {
   if (is_wide) return _mm512_loadu_ps(from);
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// A strip as tiles: [ceil(in_features / 32)][16 pairs of columns][16 rows][2] bfloat16.
+// Scale and minimum of groups of a strip's columns, one group after the other.
+class Groups {
+ public:
+  Groups(const QuantizedMatrix& w, const uint8_t* strip)
+      : scales_(strip + w.scale_offset), minimums_(strip + w.minimum_offset), w_(w) {}
+
+  void next(__m512& scale, __m512& minimum) {
+    scale = load_scales(scales_, w_.scale_bytes == 4);
+    scales_ += kStrip * w_.scale_bytes;
+    minimum = w_.has_minimum ? load_scales(minimums_, w_.scale_bytes == 4) : _mm512_setzero_ps();
+    minimums_ += kStrip * w_.scale_bytes;
+  }
+
+ private:
+  const uint8_t *scales_, *minimums_;
+  const QuantizedMatrix& w_;
+};
+
+// The largest magnitude that codes of each row of a strip can have.
+inline __m512 largest_of(const QuantizedMatrix& w, const uint8_t* strip) {
+  int middle = 1 << (w.bits - 1), span = middle >> w.spare_bits;
+  __m512 lowest = _mm512_set1_ps(float(middle - span - w.zero)), highest = _mm512_set1_ps(float(middle + span - 1 - w.zero));
+  __m512 largest = _mm512_setzero_ps(), scale, minimum;
+  Groups groups(w, strip);
+  for (int64_t column = 0; column < w.in_features; column += w.group) {
+    groups.next(scale, minimum);
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_fmadd_ps(lowest, scale, minimum)));
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_fmadd_ps(highest, scale, minimum)));
+  }
+  return largest;
+}
+
+inline __m512i in_both_halves(__m512 values) {
+  __m512i whole = _mm512_cvtps_epi32(values);
+  return _mm512_mask_blend_epi16(0xaaaaaaaau, whole, _mm512_slli_epi32(whole, 16));
+}
+
+// Two columns of each row as 16-bit numbers, of codes whose middle is 0 in the highest bits.
+inline __m512i fixed_pair(__m512i codes, __m512i factor, __m512i offset) {
+  return _mm512_add_epi16(_mm512_mulhrs_epi16(codes, factor), offset);
+}
+
+// Columns 0 and 1, and 2 and 3, as high and low bytes.
+inline void store_bytes(__m512i first, __m512i second, char* high) {
+  constexpr int kSelect = 0xca;
+  const __m512i lows = _mm512_set1_epi16(0x00ff), half = _mm512_set1_epi16(128);
+  __m512i low = _mm512_ternarylogic_epi32(lows, first, _mm512_slli_epi16(second, 8), kSelect);
+  first = _mm512_srli_epi16(_mm512_add_epi16(first, half), 8);
+  second = _mm512_add_epi16(second, half);
+  _mm512_store_si512(high, _mm512_ternarylogic_epi32(lows, first, second, kSelect));
+  _mm512_store_si512(high + kTileBytes, low);
+}
+
+// A strip as tiles: [steps][high, low][16 fours of columns][16 rows][4] bytes. What lies beyond the last unit stays as it
+// was: activations are 0 there. Returns the scales of the strip's rows.
 template <int kBits>
-void widen_strip(const QuantizedMatrix& w, const uint8_t* strip, char* tiles) {
-  constexpr int kColumns = 32 / kBits;
-  const uint8_t* codes = strip;
-  const uint8_t* scales = strip + w.scale_offset;
-  const uint8_t* minimums = strip + w.minimum_offset;
-  bool is_wide = w.scale_bytes == 4;
-  alignas(64) float table[16];
-  for (int code = 0; code < 16; ++code) table[code] = float(code - w.zero);
-  const __m512 values = _mm512_load_ps(table), below = _mm512_set1_ps(kBits == 8 ? -float(256 + w.zero) : 0.0f);
-  int words = w.unit / kColumns, units_per_group = w.group / w.unit, left = 0;
-  __m512 scale = _mm512_setzero_ps(), offset = _mm512_setzero_ps();
-  char* out = tiles;
+__m512 fix_strip(const QuantizedMatrix& w, const uint8_t* strip, char* tiles) {
+  constexpr int kColumns = 32 / kBits, kMiddle = 1 << (kBits - 1), kAndXor = 0x6a;
+  const __m512i top = _mm512_set1_epi16(int16_t(0xffff << (16 - kBits))), flip = _mm512_set1_epi16(int16_t(0x8000));
+  const __m128i first_shift = _mm_cvtsi32_si128(8 + w.spare_bits), second_shift = _mm_cvtsi32_si128(w.spare_bits);
+  __m512 step = _mm512_mul_ps(largest_of(w, strip), _mm512_set1_ps(1 / kLargestWeight));
+  __m512 inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(step, _mm512_set1_ps(1e-37f), _CMP_GT_OQ), _mm512_set1_ps(1), step);
+  // a product's highest 16 bits are taken: of a code that begins at the highest bit, and a factor as many times too large
+  __m512 to_factor = _mm512_mul_ps(inverse, _mm512_set1_ps(float(kMiddle >> w.spare_bits))), middle = _mm512_set1_ps(float(kMiddle - w.zero));
+  __m512i factor = _mm512_setzero_si512(), offset = factor;
+  Groups groups(w, strip);
+  int words = w.unit / kColumns, units_per_group = w.group / w.unit, left = 0, four = 0;
   for (int unit = 0; unit < w.num_units; ++unit) {
     if (left == 0) {
-      scale = load_scales(scales, is_wide);
-      scales += kStrip * w.scale_bytes;
-      offset = _mm512_mul_ps(below, scale);
-      if (w.has_minimum) {
-        offset = _mm512_add_ps(offset, load_scales(minimums, is_wide));
-        minimums += kStrip * w.scale_bytes;
-      }
+      __m512 scale, minimum;
+      groups.next(scale, minimum);
+      factor = in_both_halves(_mm512_mul_ps(scale, to_factor));
+      offset = in_both_halves(_mm512_mul_ps(_mm512_fmadd_ps(middle, scale, minimum), inverse));
       left = units_per_group;
     }
     --left;
+    char* out = tiles + four / kTile * kStepBytes + four % kTile * kDepth;
     for (int word = 0; word < words; ++word) {
-      __m512i packed = _mm512_load_si512(codes);
-      codes += kStrip * 4;
-#pragma GCC unroll 4
-      for (int pair = 0; pair < kColumns / 2; ++pair) {
-        __m512 even, odd;
-        if constexpr (kBits == 4) {
-          // a lookup takes the lowest four bits alone
-          even = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, kBits * pair), values);
-          odd = _mm512_permutexvar_ps(_mm512_srli_epi32(packed, 16 + kBits * pair), values);
-        } else {
-          even = raised(pair == 0 ? _mm512_slli_epi32(packed, 15) : _mm512_slli_epi32(packed, 7));
-          odd = raised(pair == 0 ? _mm512_srli_epi32(packed, 1) : _mm512_srli_epi32(packed, 9));
-        }
-        even = _mm512_fmadd_ps(even, scale, offset);
-        odd = _mm512_fmadd_ps(odd, scale, offset);
-        _mm512_store_si512(out, as_pairs(even, odd));
-        out += 64;
+      __m512i packed = _mm512_load_si512(strip);
+      strip += kStrip * 4;
+      if constexpr (kBits == 4) {
+        auto pair = [&](__m512i codes) {
+          return fixed_pair(_mm512_ternarylogic_epi32(codes, top, flip, kAndXor), factor, offset);
+        };
+        store_bytes(pair(_mm512_slli_epi16(packed, 12)), pair(_mm512_slli_epi16(packed, 8)), out);
+        store_bytes(pair(_mm512_slli_epi16(packed, 4)), pair(packed), out + kDepth);
+        out += 2 * kDepth;
+      } else {
+        packed = _mm512_xor_si512(packed, _mm512_set1_epi8(int8_t(0x80)));
+        __m512i first = _mm512_sll_epi16(packed, first_shift);
+        __m512i second = _mm512_sll_epi16(_mm512_and_si512(packed, top), second_shift);
+        store_bytes(fixed_pair(first, factor, offset), fixed_pair(second, factor, offset), out);
+        out += kDepth;
       }
     }
+    four += w.unit / 4;
   }
-  int64_t rest = (out - tiles) % kTileBytes;
-  if (rest != 0) std::memset(out, 0, size_t(kTileBytes - rest));
+  return step;
 }
 
-// Of a block of up to 32 rows: the last columns, filled up with zeros to a whole tile.
-struct Tail {
-  alignas(64) bf16 values[2 * kTile * kDepth];
-
-  void fill(const bf16* x, int64_t stride, int num_rows, int size) {
-    std::memset(values, 0, sizeof values);
-    for (int row = 0; row < num_rows; ++row) std::memcpy(values + row * kDepth, x + row * stride, size_t(size) * 2);
-  }
+// Products of one or two blocks of rows with a strip over some steps.
+struct Products {
+  alignas(64) int32_t high[2 * kTile * kStrip], mixed[2 * kTile * kStrip];
 };
 
-// 32 rows by two strips. Rows or a strip that are not there are computed and left.
-void multiply_block(const bf16* x, int64_t in_features, int num_rows, const Tail& tail, const char* left,
-                    const char* right, float* sums) {
-  int64_t whole = in_features / kDepth, stride = in_features * 2;
-  const bf16* lower = num_rows > kTile ? x + kTile * in_features : x;
+template <int kBlocks>
+void multiply_steps(const char* x, int64_t block_bytes, const char* strip, int num_steps, Products& out) {
   _tile_zero(0);
   _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t step = 0; step < whole; ++step) {
-    _tile_loadd(4, x + step * kDepth, stride);
-    _tile_loadd(6, left + step * kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, right + step * kTileBytes, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, lower + step * kDepth, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+  if (kBlocks > 1) {
+    _tile_zero(2);
+    _tile_zero(3);
   }
-  if (in_features % kDepth != 0) {
-    _tile_loadd(4, tail.values, 64);
-    _tile_loadd(5, tail.values + kTile * kDepth, 64);
-    _tile_loadd(6, left + whole * kTileBytes, 64);
-    _tile_loadd(7, right + whole * kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+  for (int step = 0; step < num_steps; ++step, x += kStepBytes, strip += kStepBytes) {
+    _tile_loadd(4, x, kDepth);
+    _tile_loadd(6, strip, kDepth);
+    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(7, strip + kTileBytes, kDepth);
+    _tile_dpbssd(1, 4, 7);
+    _tile_loadd(5, x + kTileBytes, kDepth);
+    if (kBlocks > 1) {
+      _tile_loadd(4, x + block_bytes, kDepth);
+      _tile_dpbssd(2, 4, 6);
+      _tile_dpbssd(3, 4, 7);
+    }
+    _tile_dpbssd(1, 5, 6);
+    if (kBlocks > 1) {
+      _tile_loadd(5, x + block_bytes + kTileBytes, kDepth);
+      _tile_dpbssd(3, 5, 6);
+    }
   }
-  _tile_stored(0, sums, 128);
-  _tile_stored(1, sums + 16, 128);
-  _tile_stored(2, sums + 16 * 32, 128);
-  _tile_stored(3, sums + 16 * 32 + 16, 128);
+  _tile_stored(0, out.high, 64);
+  _tile_stored(1, out.mixed, 64);
+  if (kBlocks > 1) {
+    _tile_stored(2, out.high + kTile * kStrip, 64);
+    _tile_stored(3, out.mixed + kTile * kStrip, 64);
+  }
+}
+
+// sums: [16 * num_blocks][16], of a part of the depth or, if `adds`, of the parts before as well.
+void add_part(const Activations& x, int block, int num_blocks, int part, const char* strip, bool adds, float* sums) {
+  int first = part * x.steps_per_part;
+  int steps = x.num_steps - first < x.steps_per_part ? x.num_steps - first : x.steps_per_part;
+  const char *left = x.block(block) + first * kStepBytes, *right = strip + first * kStepBytes;
+  Products products;
+  if (num_blocks > 1)
+    multiply_steps<2>(left, x.num_steps * kStepBytes, right, steps, products);
+  else
+    multiply_steps<1>(left, 0, right, steps, products);
+  for (int i = 0; i < num_blocks; ++i) {
+    const float* scales = x.block_scales(block + i) + part * kTile;
+    for (int row = 0; row < kTile; ++row) {
+      int at = (i * kTile + row) * kStrip;
+      __m512 high = _mm512_cvtepi32_ps(_mm512_load_si512(products.high + at));
+      __m512 mixed = _mm512_cvtepi32_ps(_mm512_load_si512(products.mixed + at));
+      __m512 sum = _mm512_fmadd_ps(high, _mm512_set1_ps(256), mixed), scale = _mm512_set1_ps(scales[row]);
+      _mm512_store_ps(sums + at, adds ? _mm512_fmadd_ps(sum, scale, _mm512_load_ps(sums + at)) : _mm512_mul_ps(sum, scale));
+    }
+  }
 }
 
 }  // namespace
 
-void multiply_many_rows(const QuantizedMatrix& w, const bf16* x, bf16* out, int64_t num_rows) {
+template <class X>
+void multiply_many_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
+  Activations fixed(num_rows, w.in_features);
+  int num_blocks = int((num_rows + kTile - 1) / kTile);
+  parallel(num_blocks, [&](int block, int) { fixed.fix_block(x, num_rows, w.in_features, block); });
   int num_strips = int((w.out_features + kStrip - 1) / kStrip), threads = num_threads();
-  int64_t strip_tiles = (w.in_features + kDepth - 1) / kDepth * kTileBytes;
-  int most = int(kPanelBytes / strip_tiles) < 2 ? 2 : int(kPanelBytes / strip_tiles);
+  int64_t strip_bytes = fixed.num_steps * kStepBytes;
+  int most = kPanelBytes < strip_bytes ? 1 : int(kPanelBytes / strip_bytes);
   int num_parts = threads * ((num_strips + most * threads - 1) / (most * threads));
-  int strips_per_part = ((num_strips + num_parts - 1) / num_parts + 1) / 2 * 2;
+  int strips_per_part = (num_strips + num_parts - 1) / num_parts;
   num_parts = (num_strips + strips_per_part - 1) / strips_per_part;
   // more threads than parts of the matrix share its parts by rows
-  int64_t row_parts = num_parts < threads ? (threads + num_parts - 1) / num_parts : 1;
-  int64_t rows_per_part = ((num_rows + row_parts - 1) / row_parts + 31) / 32 * 32;
-  row_parts = (num_rows + rows_per_part - 1) / rows_per_part;
-  parallel(int(num_parts * row_parts), [&](int task, int) {
-    int first_strip = int(task / row_parts) * strips_per_part;
+  int row_parts = num_parts < threads ? (threads + num_parts - 1) / num_parts : 1;
+  int blocks_per_part = ((num_blocks + row_parts - 1) / row_parts + 1) / 2 * 2;
+  row_parts = (num_blocks + blocks_per_part - 1) / blocks_per_part;
+  parallel(num_parts * row_parts, [&](int task, int) {
+    int first_strip = task / row_parts * strips_per_part;
     int count = num_strips - first_strip < strips_per_part ? num_strips - first_strip : strips_per_part;
-    int64_t first_row = task % row_parts * rows_per_part;
-    int64_t end_row = first_row + rows_per_part < num_rows ? first_row + rows_per_part : num_rows;
-    auto panel = static_cast<char*>(thread_scratch(size_t(count * strip_tiles)));
+    int first_block = task % row_parts * blocks_per_part;
+    int end_block = first_block + blocks_per_part < num_blocks ? first_block + blocks_per_part : num_blocks;
+    constexpr int kSums = 2 * kTile * kStrip;
+    auto sums = static_cast<float*>(thread_scratch(size_t(count * (strip_bytes + (kSums + kStrip) * 4))));
+    float* scales = sums + count * kSums;
+    auto panel = reinterpret_cast<char*>(scales + count * kStrip);
     for (int strip = 0; strip < count; ++strip) {
       const uint8_t* packed = w.strips + (first_strip + strip) * w.strip_bytes;
-      w.bits == 4 ? widen_strip<4>(w, packed, panel + strip * strip_tiles)
-                  : widen_strip<8>(w, packed, panel + strip * strip_tiles);
+      char* tiles = panel + strip * strip_bytes;
+      __m512 scale = w.bits == 4 ? fix_strip<4>(w, packed, tiles) : fix_strip<8>(w, packed, tiles);
+      _mm512_store_ps(scales + strip * kStrip, _mm512_mul_ps(scale, _mm512_set1_ps(256)));
     }
-    int configured = 0;
-    for (int64_t row = first_row; row < end_row; row += 2 * kTile) {
-      int taken = int(end_row - row < 2 * kTile ? end_row - row : 2 * kTile);
-      if (taken != configured) {
-        configure(TileConfig(taken < kTile ? taken : kTile, taken - kTile));
-        configured = taken;
-      }
-      Tail tail;
-      int64_t whole = w.in_features / kDepth * kDepth;
-      if (whole < w.in_features)
-        tail.fill(x + row * w.in_features + whole, w.in_features, taken, int(w.in_features - whole));
-      for (int strip = 0; strip < count; strip += 2) {
-        alignas(64) float sums[32 * 32];
-        const char* left = panel + strip * strip_tiles;
-        bool has_right = strip + 1 < count;
-        multiply_block(x + row * w.in_features, w.in_features, taken, tail, left, has_right ? left + strip_tiles : left, sums);
-        write_strip(w, first_strip + strip, sums, 32, out + row * w.out_features, taken);
-        if (has_right) write_strip(w, first_strip + strip + 1, sums + 16, 32, out + row * w.out_features, taken);
-      }
+    asm volatile("" ::: "memory");  // the compiler is not told what the tiles' instructions read
+    Tiles tiles;
+    for (int block = first_block; block < end_block; block += 2) {
+      int taken = block + 1 < end_block ? 2 : 1;
+      for (int part = 0; part < fixed.num_parts; ++part)
+        for (int strip = 0; strip < count; ++strip)
+          add_part(fixed, block, taken, part, panel + strip * strip_bytes, part > 0, sums + strip * kSums);
+      int64_t row = int64_t(block) * kTile;
+      int rows = int(num_rows - row < 2 * kTile ? num_rows - row : 2 * kTile);
+      for (int strip = 0; strip < count; ++strip)
+        write_strip(w, first_strip + strip, sums + strip * kSums, load(scales + strip * kStrip), out + row * w.out_features, rows);
     }
-    _tile_release();
   });
 }
+
+template void multiply_many_rows(const QuantizedMatrix&, const bf16*, bf16*, int64_t);
+template void multiply_many_rows(const QuantizedMatrix&, const float*, float*, int64_t);
 
 }  // namespace inferplane::INFERPLANE_LEVEL
 

@@ -1,7 +1,8 @@
 """Products with a matrix that stays quantized: whole numbers of 4 or 8 bits, and a scale for each group of columns.
 
-Activations are bfloat16. For few rows every code is read once and multiplied as a whole number, by activations in
-16-bit fixed point; for many, where the processor has AMX, strips of the matrix become bfloat16 in cache.
+Activations are float32 or bfloat16, and products are of whole numbers: activations in 16-bit fixed point. Of few rows
+each 32 neighbours have a scale, and every code is read once and multiplied as it is; for many, where the processor has
+AMX, strips of the matrix become 16-bit numbers with a scale for each row, in cache.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native import int64, pointer
 from inferplane_kernels_cpu.pages import Pages
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 _STRIP = 16
 _pages = Pages()
@@ -37,6 +40,7 @@ class _Matrix(ctypes.Structure):
         ("num_units", ctypes.c_int32),
         ("scale_bytes", ctypes.c_int32),
         ("has_minimum", ctypes.c_int32),
+        ("spare_bits", ctypes.c_int32),
     ]
 
 
@@ -92,9 +96,14 @@ class QuantizedProduct:
             num_units,
             scale_bytes,
             minimum is not None,
+            _spare_bits(codes) if bits == 8 else 0,
         )
         self._address = ctypes.addressof(self._matrix)
-        self._multiply = native.kernel("quantized_multiply", pointer, pointer, pointer, int64, at=at)
+        parameters = (pointer, pointer, pointer, int64)
+        self._multiply = {
+            torch.bfloat16: native.kernel("quantized_multiply", *parameters, at=at),
+            torch.float32: native.kernel("quantized_multiply_float32", *parameters, at=at),
+        }
         self._rows = native.kernel("quantized_rows", pointer, pointer, int64, pointer, pointer, at=at)
         pack = native.kernel("quantized_pack", pointer, pointer, int64, pointer, pointer, pointer, at=at)
         codes = codes.contiguous()
@@ -112,10 +121,10 @@ class QuantizedProduct:
         return self._strips.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """bfloat16 ``[num_rows, in_features] -> [num_rows, out_features]``"""
+        """``[num_rows, in_features] -> [num_rows, out_features]``, both of one dtype of `DTYPES`."""
         x = x.contiguous()
         out = x.new_empty(x.shape[0], self._matrix.out_features)
-        self._multiply(self._address, x.data_ptr(), out.data_ptr(), x.shape[0])
+        self._multiply[x.dtype](self._address, x.data_ptr(), out.data_ptr(), x.shape[0])
         return out
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -125,6 +134,12 @@ class QuantizedProduct:
         wide, narrow = (out.data_ptr(), None) if dtype == torch.float32 else (None, out.data_ptr())
         self._rows(self._address, index.data_ptr(), len(index), wide, narrow)
         return out
+
+
+def _spare_bits(codes: torch.Tensor) -> int:
+    """Of signed numbers that hold how far the codes are from 128."""
+    lowest, highest = (int(code) - 128 for code in codes.aminmax())
+    return 7 - max(-lowest - 1, highest, 0).bit_length()
 
 
 def _fits_half(values: torch.Tensor) -> bool:

@@ -21,7 +21,8 @@ from inferplane.models.registry import build_model
 from inferplane.plugins.explanation import explain
 from inferplane.plugins.plugin_set import load_plugins
 from inferplane.quantization.gguf import GgufFormat
-from inferplane_cpu.quantized import CpuQuantizedLinear
+from inferplane_cpu.platform import CpuPlatform
+from inferplane_cpu.quantized import CpuQuantizedBf16Linear, CpuQuantizedLinear
 from inferplane_kernels_cpu import native
 from model_harness import PromptRun, make_context
 
@@ -32,19 +33,21 @@ CPU = DeviceDescriptor("cpu", 0, "test", 1 << 30, CapabilitySet(("bf16_matmul",)
 
 def check(weight: QuantizedWeight, want: torch.Tensor) -> None:
     """The packed rows are those of the format, and products are near those by them."""
-    bias = torch.randn(weight.out_features).bfloat16()
-    shape = LinearShape(
-        "m", weight.in_features, weight.out_features, torch.bfloat16, True, scheme=weight.scheme
-    )
-    assert CpuQuantizedLinear.unsupported_reason(shape, CPU) is None
-    product = CpuQuantizedLinear.prepare(weight, bias)
-    for num_rows in (1, 5, 40):
-        x = torch.randn(num_rows, weight.in_features).bfloat16()
-        exact = x.double() @ want.double().T + bias.double()
-        error = (product(x).double() - exact).abs()
-        assert (error <= 2.0**-8 * (exact.abs() + x.double().abs() @ want.double().abs().T)).all()
-    if weight.column_group is None:
-        assert torch.equal(product.rows(torch.arange(weight.out_features)), want.bfloat16())
+    for kernel, tolerance in ((CpuQuantizedLinear, 2.0**-12), (CpuQuantizedBf16Linear, 2.0**-8)):
+        dtype = kernel.activations
+        bias = torch.randn(weight.out_features).to(dtype)
+        shape = LinearShape("m", weight.in_features, weight.out_features, dtype, True, scheme=weight.scheme)
+        assert kernel.unsupported_reason(shape, CPU) is None
+        product = kernel.prepare(weight, bias)
+        for num_rows in (1, 5, 40):
+            x = torch.randn(num_rows, weight.in_features).to(dtype)
+            exact = x.double() @ want.double().T + bias.double()
+            error = (product(x).double() - exact).abs()
+            assert (error <= tolerance * (exact.abs() + x.double().abs() @ want.double().abs().T)).all()
+        if weight.column_group is None:
+            rows = product.rows(torch.arange(weight.out_features))
+            assert rows.dtype == dtype
+            torch.testing.assert_close(rows, want.to(dtype), rtol=1e-6, atol=1e-7)
 
 
 @needs_native
@@ -119,8 +122,8 @@ def test_scales_of_several_rows(granularity: Granularity) -> None:
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ({"dtype": torch.float32}, "float32 asks for the exact weights"),
-        ({"dtype": torch.float16}, "multiplies bfloat16 activations, not torch.float16"),
+        ({"dtype": torch.bfloat16}, "multiplies torch.float32 activations, not torch.bfloat16"),
+        ({"dtype": torch.float16}, "multiplies torch.float32 activations, not torch.float16"),
         ({"number": Number.NF4}, "multiplies whole numbers, not nf4"),
         ({"granularity": Granularity(1, 24)}, "multiple of 16 columns, not 24"),
         ({"needs_rows": True, "has_column_order": True}, "act-order"),
@@ -135,7 +138,7 @@ def test_what_it_does_not_take_it_says(shape: Mapping[str, Any], reason: str) ->
         has_column_order=shape.get("has_column_order", False),
     )
     asked = LinearShape(
-        "m", 96, 96, shape.get("dtype", torch.bfloat16), False, scheme, shape.get("needs_rows", False)
+        "m", 96, 96, shape.get("dtype", torch.float32), False, scheme, shape.get("needs_rows", False)
     )
     assert reason in (CpuQuantizedLinear.unsupported_reason(asked, CPU) or "")
 
@@ -153,13 +156,13 @@ def test_a_gguf_model_keeps_every_matrix_packed(tmp_path, is_tied: bool) -> None
         asked.append(shape)
         return CpuQuantizedLinear
 
-    packed = build_model(make_context(file.hf_config, dtype="bfloat16", choose_quantized=choose))
+    packed = build_model(make_context(file.hf_config, choose_quantized=choose))
     packed.load_weights(file.tensors())
     plain = build_model(make_context(file.hf_config))
     plain.load_weights(file.tensors())
     prompts = [[5, 9, 2, 700, 31] * 6, [7, 8]]
     for got, want in zip(PromptRun(packed).logits(prompts), PromptRun(plain).logits(prompts)):
-        torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05 * float(want.abs().max()))
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
     per_layer = file.hf_config["num_hidden_layers"] * 4
     assert len(asked) == per_layer + (1 if is_tied else 2)
     assert [each.needs_rows for each in asked if each.name == "model.embed_tokens"] == [True]
@@ -181,23 +184,70 @@ def test_neighbours_of_different_formats_are_one_product(tmp_path) -> None:
     config = {**config, "quantization_config": {"quant_method": "gguf", "tensor_types": types}}
     runs = []
     for context in (
-        {"dtype": "bfloat16", "choose_quantized": lambda shape: CpuQuantizedLinear},
-        {"dtype": "float32"},
+        {"choose_quantized": lambda shape: CpuQuantizedLinear},
+        {},
     ):
         model = build_model(make_context(config, **context))
         model.load_weights(tensors.items())
-        runs.append(PromptRun(model).logits([[5, 9, 2, 700, 31]])[0].float())
-    torch.testing.assert_close(runs[0], runs[1], rtol=0.05, atol=0.05 * float(runs[1].abs().max()))
+        runs.append(PromptRun(model).logits([[5, 9, 2, 700, 31]])[0])
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-3, atol=1e-3 * float(runs[1].abs().max()))
 
 
 @needs_native
-def test_the_choice_is_explained(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "dtype", "winner"),
+    [
+        ({}, "float32", "cpu_quantized"),
+        ({"dtype": "bfloat16"}, "bfloat16", "cpu_quantized_bf16"),
+        ({"dtype": "float32", "quantization": "dequantize"}, "float32", "dequantize"),
+    ],
+    ids=str,
+)
+def test_the_choice_is_explained(tmp_path, asked: Mapping[str, str], dtype: str, winner: str) -> None:
     folder = tiny_models.make_tiny_model("llama", tmp_path, tie_word_embeddings=True)
     kind = gguf.GGMLQuantizationType.Q4_1
     path = gguf_files.folder_to_gguf(folder, tmp_path / "m.gguf", "llama", kind)
-    plugins = load_plugins()
-    for dtype, winner in (("bfloat16", "cpu_quantized"), ("float32", "dequantize")):
-        told = explain(EngineArgs(model=str(path), device="cpu", dtype=dtype), plugins)
-        of_weights = [each for each in told.choices if each.kind == "quantized"]
-        assert {each.decision.chosen.name for each in of_weights} == {winner}
-        assert any("model.embed_tokens" in each.subjects for each in of_weights)
+    told = explain(EngineArgs(model=str(path), device="cpu", **asked), load_plugins())
+    assert told.config.model.dtype == dtype
+    of_weights = [each for each in told.choices if each.kind == "quantized"]
+    assert {each.decision.chosen.name for each in of_weights} == {winner}
+    assert any("model.embed_tokens" in each.subjects for each in of_weights)
+    if winner == "dequantize":
+        reasons = {each.reason for each in of_weights[0].decision.candidates if each.name != winner}
+        assert reasons == {"--quantization dequantize asks for plain weights"}
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"quantization_config": {"quant_method": "gguf"}}, "float32"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "float32"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "bfloat16"),
+        ({"quantization_config": {"quant_method": "gguf"}, "num_experts": 8}, "bfloat16"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+                }
+            },
+            "float32",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8}}},
+                }
+            },
+            "bfloat16",
+        ),
+    ],
+    ids=str,
+)
+def test_activations_are_float32_where_weights_stay_packed(config: Mapping[str, Any], dtype: str) -> None:
+    platform = CpuPlatform()
+    assert platform.quantized_defaults(EngineArgs(), CPU, "bfloat16", config)["dtype"] == dtype
+    plain = platform.quantized_defaults(EngineArgs(quantization="dequantize"), CPU, "bfloat16", config)
+    assert plain["dtype"] == "bfloat16"

@@ -29,6 +29,19 @@ class Platform(ABC):
         `ConfigPatch` (`inferplane.api.config`) also says why, for ``inferplane plugins explain``.
         """
 
+    def quantized_defaults(
+        self,
+        args: EngineArgs,
+        device: DeviceDescriptor,
+        checkpoint_dtype: str,
+        hf_config: Mapping[str, Any],
+    ) -> Mapping[str, Any]:
+        """As `config_defaults`, which it is without an override, for a checkpoint whose weights are quantized.
+
+        ``hf_config["quantization_config"]`` says how; of a GGUF file its ``quant_method`` is ``gguf``.
+        """
+        return self.config_defaults(args, device, checkpoint_dtype)
+
     def unsupported_sampling(self) -> Mapping[str, str]:
         """Fields of `SamplingParams` that the platform's worker does not honour, each with the reason.
 

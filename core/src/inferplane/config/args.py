@@ -32,8 +32,8 @@ class EngineArgs:
     quantization: str | None = option(
         None,
         "Model",
-        "Quantize a plain checkpoint while it is loaded: fp8, int8, int4 or mxfp4, or a plugin's way. Default: as it "
-        "is stored.",
+        "Quantize a plain checkpoint while it is loaded: fp8, int8, int4 or mxfp4, or a plugin's way; or dequantize "
+        "a quantized one. Default: as it is stored.",
     )
     task: str = option(
         "auto",

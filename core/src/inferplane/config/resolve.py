@@ -79,7 +79,11 @@ def resolve_in_full(
     if source.kind == "folder":
         known = known_architectures(plugins.models())
         refuse_unknown_code(source.path, hf_config, lambda name: name in known or has_fallback(name))
-    defaults = platform.config_defaults(args, device, _checkpoint_dtype(hf_config))
+    dtype = _checkpoint_dtype(hf_config)
+    if hf_config.get("quantization_config"):
+        defaults = platform.quantized_defaults(args, device, dtype, hf_config)
+    else:
+        defaults = platform.config_defaults(args, device, dtype)
     if not serves_streams:
         defaults = without_streams(defaults)
     asked = args

@@ -28,7 +28,7 @@ from inferplane.models.registry import build_model, find_target
 from inferplane.plugins.decision import Decision
 from inferplane.plugins.plugin_set import PluginSet
 from inferplane.plugins.resolution import make_op_table
-from inferplane.quantization.registry import make_format
+from inferplane.quantization.registry import DEQUANTIZE, make_format
 from inferplane.reference.attention import ReferenceAttention
 
 
@@ -133,6 +133,7 @@ class _Recorder:
     ) -> None:
         self._plugins = plugins
         self._name = config.device.attention_backend
+        self._dequantizes = config.model.quantization == DEQUANTIZE
         self._device = device
         self._dtype = dtype
         self._found: dict[tuple[Any, ...], tuple[list[str], Decision]] = {}
@@ -159,7 +160,7 @@ class _Recorder:
     def choose_quantized(self, shape: LinearShape) -> type[QuantizedLinearKernel] | None:
         bias = ", with bias" if shape.has_bias else ""
         detail = f"{shape.in_features} → {shape.out_features}, {shape.scheme}{bias}"
-        decision = self._plugins.quantized_decision(shape, self._device)
+        decision = self._plugins.quantized_decision(shape, self._device, dequantizes=self._dequantizes)
         self._note("quantized", shape.name, detail, decision)
         winner = decision.winner
         return None if winner is None or winner.implementation is None else _NeverUnpacked

@@ -201,10 +201,13 @@ class PluginSet:
         """The kernel for one weight. Raises `PluginError` with every kernel's reason when none supports it."""
         return self.linear_decision(shape, device).chosen.implementation
 
-    def quantized_decision(self, shape: LinearShape, device: DeviceDescriptor) -> Decision:
+    def quantized_decision(
+        self, shape: LinearShape, device: DeviceDescriptor, *, dequantizes: bool = False
+    ) -> Decision:
         from inferplane.plugins import resolution
 
-        return resolution.decide_quantized(self.collect("quantized_linear_kernels", device), shape, device)
+        offers = self.collect("quantized_linear_kernels", device)
+        return resolution.decide_quantized(offers, shape, device, dequantizes=dequantizes)
 
     def choose_quantized(
         self, shape: LinearShape, device: DeviceDescriptor

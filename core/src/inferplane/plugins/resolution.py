@@ -55,10 +55,15 @@ def decide_linear(offers: Offers, shape: LinearShape, device: DeviceDescriptor) 
     return decide(subject, candidates, device.platform)
 
 
-def decide_quantized(offers: Offers, shape: LinearShape, device: DeviceDescriptor) -> Decision:
-    """The last candidate, with no kernel, is to dequantize the weight while it is loaded."""
+def decide_quantized(
+    offers: Offers, shape: LinearShape, device: DeviceDescriptor, *, dequantizes: bool = False
+) -> Decision:
+    """The last candidate, with no kernel, is to dequantize the weight while it is loaded; with ``dequantizes``, which
+    is what the user asked for, the only one that may serve."""
 
     def reason(kernel: type[QuantizedLinearKernel]) -> str | None:
+        if dequantizes:
+            return "--quantization dequantize asks for plain weights"
         if shape.needs_rows and not kernel.gives_rows:
             return "gives out no rows of its weight, which an embedding needs"
         return ask(kernel.unsupported_reason, shape, device)

@@ -34,6 +34,9 @@ ONLINE: Mapping[str, str] = {
 }
 """What ``--quantization`` makes of a plain checkpoint while it is loaded."""
 
+DEQUANTIZE = "dequantize"
+"""What ``--quantization`` says to have plain weights of a quantized checkpoint, whatever kernels there are."""
+
 
 def quantization_method(hf_config: Mapping[str, Any]) -> str | None:
     """``quant_method`` of a checkpoint; None of a plain one. Raises `ModelLoadError` when it has no name."""
@@ -55,11 +58,16 @@ def format_target(method: str | None, asked: str | None, plugin_formats: Mapping
     nobody reads and for a wish that the checkpoint does not allow.
     """
     if method is None:
+        if asked == DEQUANTIZE:
+            raise ModelLoadError(
+                "--quantization is dequantize, but the checkpoint is plain already: leave it out"
+            )
         known, name, whose = {**ONLINE, **plugin_formats}, asked, "--quantization"
     else:
-        if asked not in (None, method):
+        if asked not in (None, method, DEQUANTIZE):
             raise ModelLoadError(
-                f"--quantization is {asked}, but the checkpoint is quantized already, as {method}: leave it out"
+                f"--quantization is {asked}, but the checkpoint is quantized already, as {method}: leave it out, or "
+                f"use {DEQUANTIZE}"
             )
         known, name, whose = {**STORED, **plugin_formats}, method, "the checkpoint's quant_method"
     if name is None:

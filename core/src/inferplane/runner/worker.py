@@ -20,7 +20,7 @@ from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.engine.kv_grouping import group_layers
 from inferplane.layers import Attention, RotaryEmbedding, walk_layers
 from inferplane.plan import StepPlan
-from inferplane.quantization.registry import make_format
+from inferplane.quantization.registry import DEQUANTIZE, make_format
 from inferplane.runner.batch import Batch
 from inferplane.runner.device_runtime import make_runtime
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
@@ -109,6 +109,7 @@ class ModelWorker(Worker):
         """The choices that a model is built with; a platform's worker may make others."""
         plugins, device, config = self.context.plugins, self.context.device, self.config
         dtype = getattr(torch, config.model.dtype)
+        dequantizes = config.model.quantization == DEQUANTIZE
         return BuildContext(
             config=config,
             ops=plugins.resolve_ops(device, dtype),
@@ -118,7 +119,7 @@ class ModelWorker(Worker):
             choose_linear=lambda shape: plugins.choose_linear(shape, device),
             choose_attention=self._attention,
             quantization=make_format(config, plugins.quant_formats()),
-            choose_quantized=lambda shape: plugins.choose_quantized(shape, device),
+            choose_quantized=lambda shape: None if dequantizes else plugins.choose_quantized(shape, device),
         )
 
     def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:

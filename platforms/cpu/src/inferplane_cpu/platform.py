@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, Platform, ProcessGroup
 from inferplane.api.config import ConfigPatch
+from inferplane_kernels_cpu import native
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from inferplane.api.config import EngineArgs
     from inferplane.api.worker import Worker
 
 PREFIX_CACHE_BYTES = 256 << 20
 
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def holds_whole_numbers(quantization: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's method stores what `CpuQuantizedLinear` multiplies by."""
+    method, groups = quantization.get("quant_method"), quantization.get("config_groups")
+    if method != "compressed-tensors" or not isinstance(groups, dict):
+        return method in ("gguf", "gptq", "awq")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+    return all(isinstance(each, dict) and each.get("type") == "int" for each in weights)
 
 
 class CpuPlatform(Platform):
@@ -47,6 +62,26 @@ class CpuPlatform(Platform):
         if not keeps_dtype and checkpoint_dtype != "float32":
             reasons["dtype"] = f"the processor has no native product of {checkpoint_dtype}"
         return ConfigPatch(values, reasons)
+
+    def quantized_defaults(
+        self,
+        args: EngineArgs,
+        device: DeviceDescriptor,
+        checkpoint_dtype: str,
+        hf_config: Mapping[str, Any],
+    ) -> ConfigPatch:
+        """Activations are float32 where the weights stay packed: their products are of whole numbers either way, and
+        whoever chose small weights on a CPU is used to activations that round nothing off. Experts do not stay packed,
+        and in float32 would take twice the memory."""
+        defaults = self.config_defaults(args, device, checkpoint_dtype)
+        if args.quantization == "dequantize" or native.unavailable_reason() is not None:
+            return defaults
+        if not holds_whole_numbers(hf_config["quantization_config"]) or any(
+            map(hf_config.get, _EXPERT_COUNTS)
+        ):
+            return defaults
+        reason = "packed weights are multiplied by it as quickly as by bfloat16, and more exactly"
+        return ConfigPatch({**defaults, "dtype": "float32"}, {**defaults.reasons, "dtype": reason})
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
         from inferplane_cpu.runtime import CpuRuntime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -11,7 +12,7 @@ from inferplane.api.linear import LinearShape, Multiply, RowProduct
 from inferplane.api.quant import Number, QuantizedLinearKernel, QuantizedWeight
 from inferplane.api.quantized_weight import pack_nibbles
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.linear import PackedLinear
+from inferplane_kernels_cpu.native_linear import NativeLinear
 from inferplane_kernels_cpu.quantized import QuantizedProduct
 
 _LEAST_GROUP, _WIDE_GROUP = 16, 32
@@ -19,11 +20,12 @@ _LEAST_GROUP, _WIDE_GROUP = 16, 32
 
 class CpuQuantizedLinear(QuantizedLinearKernel):
     """Whole numbers of up to 8 bits with scales by channel or group: GGUF, GPTQ, AWQ, and the integer schemes of
-    compressed-tensors. Activations are more exact than such a scheme may have meant them."""
+    compressed-tensors. Activations are float32, and multiplied in 16-bit fixed point."""
 
     name = "cpu_quantized"
     priority = 10
     gives_rows = True
+    activations: ClassVar[torch.dtype] = torch.float32
 
     @classmethod
     def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
@@ -31,10 +33,8 @@ class CpuQuantizedLinear(QuantizedLinearKernel):
         assert scheme is not None
         if reason := native.unavailable_reason():
             return reason
-        if shape.dtype == torch.float32:
-            return "float32 asks for the exact weights; use bfloat16 to multiply them as they are"
-        if shape.dtype != torch.bfloat16:
-            return f"multiplies bfloat16 activations, not {shape.dtype}"
+        if shape.dtype != cls.activations:
+            return f"multiplies {cls.activations} activations, not {shape.dtype}"
         if scheme.number is not Number.INT:
             return f"multiplies whole numbers, not {scheme.number.value}"
         group = scheme.granularity.columns
@@ -48,24 +48,32 @@ class CpuQuantizedLinear(QuantizedLinearKernel):
     def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:
         weight = weight.by_row()
         if weight.column_group is None:
-            return CpuQuantizedProduct(_pack(weight, bias))
+            return CpuQuantizedProduct(_pack(weight, bias), cls.activations)
         order = torch.argsort(weight.column_group, stable=True)
         if not _has_even_groups(
             weight
         ):  # a rank's part of such a matrix may hold a few columns of each group
-            return PackedLinear(weight.dequantize(torch.bfloat16), bias)
+            return NativeLinear(weight.dequantize(cls.activations), bias)
         return _Reordered(_pack(_in_order(weight, order), bias), order)
 
 
+class CpuQuantizedBf16Linear(CpuQuantizedLinear):
+    """The same of bfloat16 activations."""
+
+    name = "cpu_quantized_bf16"
+    activations = torch.bfloat16
+
+
 class CpuQuantizedProduct(RowProduct):
-    def __init__(self, product: QuantizedProduct) -> None:
+    def __init__(self, product: QuantizedProduct, activations: torch.dtype) -> None:
         self._product = product
+        self._activations = activations
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        return self._product.rows(index)
+        return self._product.rows(index, self._activations)
 
 
 class _Reordered:
@@ -117,4 +125,4 @@ def _pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> QuantizedProduc
     )
 
 
-QUANTIZED_KERNELS: list[type[QuantizedLinearKernel]] = [CpuQuantizedLinear]
+QUANTIZED_KERNELS: list[type[QuantizedLinearKernel]] = [CpuQuantizedLinear, CpuQuantizedBf16Linear]
