@@ -31,11 +31,27 @@ def test_every_file_is_written_under_the_new_name(tmp_path: Path):
     assert "class NorthWindPlatform" in (tmp_path / "new/src/inferplane_north_wind/platform.py").read_text()
 
 
-@pytest.mark.parametrize("name", ["", "Acme", "a-b", "1st", "import", "reference", "a b", "../up"])
+@pytest.mark.parametrize("name", ["", "Acme", "a-b", "1st", "a b", "../up"])
 def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str):
-    with pytest.raises(TemplateError, match="cannot be called"):
+    with pytest.raises(TemplateError, match=r"cannot be called .* use small letters"):
         write_platform(name, tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"), [("reference", "InferPlane"), ("auto", "InferPlane"), ("import", "Python")]
+)
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str, owner: str):
+    with pytest.raises(TemplateError, match=f"the name is {owner}'s own"):
+        write_platform(name, tmp_path / "new")
+
+
+def test_the_name_of_an_installed_plugin_is_refused(tmp_path: Path):
+    """Its distribution would be replaced by the new one, which has the same name."""
+    result = CliRunner().invoke(new_platform, ["vendor-template", "--into", str(tmp_path / "new")])
+    assert result.exit_code == 1
+    assert "of inferplane-vendor-template" in result.output and "take another" in result.output
+    assert not (tmp_path / "new").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path):

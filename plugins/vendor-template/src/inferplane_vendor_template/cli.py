@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -22,6 +23,11 @@ def new_platform(name: str, folder: Path | None) -> None:
 
     NAME is what users will write after `--device`: small letters, digits and underscores.
     """
+    for entry in entry_points(group="inferplane.plugins", name=name):
+        owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+        raise click.ClickException(
+            f"{name!r} is the name of an installed plugin, of {owner}: take another, or uninstall that one first"
+        )
     folder = folder or Path(f"inferplane-{name}")
     try:
         files = write_platform(name, folder)

@@ -20,7 +20,10 @@ class TemplateError(ValueError):
 
 def write_platform(name: str, folder: Path) -> list[Path]:
     """Returns the files that were written, relative to ``folder``. Raises `TemplateError`."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in TAKEN:
+    if name in TAKEN or keyword.iskeyword(name):
+        owner = "InferPlane" if name in TAKEN else "Python"
+        raise TemplateError(f"a platform cannot be called {name!r}: the name is {owner}'s own")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise TemplateError(
             f"a platform cannot be called {name!r}: use small letters, digits and underscores, beginning with a letter"
         )
