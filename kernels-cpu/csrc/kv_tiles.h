@@ -7,7 +7,8 @@
 // of bfloat16 pairs and AMX read. Blocks lie as [num_blocks][num_kv_heads].
 //
 // Where blocks are no multiple of 32 tokens, or heads none of 16, they hold plain rows instead, all keys before all values,
-// and tiles are made of them when they are read.
+// and tiles are made of them when they are read. So do blocks of latents, which are keys and values at once: a row is kept
+// once, and both tiles are made of it.
 #pragma once
 
 #include "vec.h"
@@ -31,20 +32,23 @@ template <class T>
 struct KV {
   T* memory;
   int num_kv_heads, block_size, head_dim;
+  bool is_latent;
 
-  bool is_tiled() const { return block_size % kTile == 0 && head_dim % 16 == 0; }
+  bool is_tiled() const { return !is_latent && block_size % kTile == 0 && head_dim % 16 == 0; }
   // Elements of keys, or of values, in one tile that is padded to whole panels.
   int tile_size() const { return kTile * round_up(head_dim, 16); }
 
-  T* block(int64_t id, int head) const { return memory + (id * num_kv_heads + head) * 2 * block_size * head_dim; }
+  T* block(int64_t id, int head) const {
+    return memory + (id * num_kv_heads + head) * (is_latent ? 1 : 2) * block_size * head_dim;
+  }
 
-  // Writes one token's key and value: key is contiguous.
+  // Writes one token's key and value, of a latent the key alone: key is contiguous.
   void store(int64_t slot, int head, const T* key, const T* value) const {
     int offset = int(slot % block_size);
     T* at = block(slot / block_size, head);
     if (!is_tiled()) {
       std::memcpy(at + offset * head_dim, key, head_dim * sizeof(T));
-      std::memcpy(at + (block_size + offset) * head_dim, value, head_dim * sizeof(T));
+      if (!is_latent) std::memcpy(at + (block_size + offset) * head_dim, value, head_dim * sizeof(T));
       return;
     }
     T* keys = at + offset / kTile * 2 * tile_size();
@@ -121,9 +125,9 @@ struct KV {
     int depth = round_up(head_dim, 16);
     for (int token = first_seen > first ? first_seen - first : 0; token < kTile && first + token < end; ++token) {
       int position = first + token, offset = position % block_size;
-      const T* at = block(blocks[position / block_size], head);
-      put_key(keys, depth, token, at + offset * head_dim);
-      put_value(values, token, at + (block_size + offset) * head_dim, head_dim);
+      const T* key = block(blocks[position / block_size], head) + offset * head_dim;
+      put_key(keys, depth, token, key);
+      put_value(values, token, is_latent ? key : key + block_size * head_dim, head_dim);
     }
     return {keys, values};
   }

@@ -40,6 +40,7 @@ class Case:
     has_sinks: bool = False
     rotary_dim: int | None = None
     has_norm: bool = False
+    is_latent: bool = False
     seed: int = 0
     block_table: torch.Tensor = field(init=False)
 
@@ -59,6 +60,8 @@ class Case:
         self.keys = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.values = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.queries = [self._heads(length, self.num_heads) for length in self.query_lens]
+        if self.is_latent:
+            self.values = self.keys
 
     def _heads(self, length: int, num_heads: int) -> torch.Tensor:
         return torch.randn(length, num_heads, self.head_dim, generator=self._random).to(self.dtype)
@@ -79,11 +82,14 @@ class Case:
 
     def kernel(self, level: str | None) -> PagedAttention:
         shape = (self.num_heads, self.num_kv_heads, self.head_dim, self.block_size, self.window, self.chunk)
-        return PagedAttention(LayerShape(*shape, self.head_dim**-0.5, self.soft_cap), self.dtype, at=level)
+        layer = LayerShape(*shape, self.head_dim**-0.5, self.soft_cap, self.is_latent)
+        return PagedAttention(layer, self.dtype, at=level)
 
     def store_past(self, kernel: PagedAttention) -> torch.Tensor:
         """A cache in which everything before the step is."""
-        kv = allocate_kv(self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim, self.dtype)
+        shape = (self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
+        kv = allocate_kv(*shape, self.dtype, is_latent=self.is_latent)
+        assert kv.numel() == math.prod(shape) * (1 if self.is_latent else 2)
         kv.fill_(math.nan)
         keys = torch.cat([keys[:past] for keys, past in zip(self.keys, self.pasts)])
         values = torch.cat([values[:past] for values, past in zip(self.values, self.pasts)])
@@ -204,6 +210,16 @@ def test_what_is_seen_and_how_it_counts(
     level: str, dtype: torch.dtype, limit: dict[str, int], more: dict[str, float]
 ) -> None:
     Case([600, 50, 400, 1, 130], [1, 50, 300, 1, 1], dtype, **limit, **more).check(level)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "block_size"), [(16, 576, 32), (4, 80, 64), (3, 40, 5)], ids=str
+)
+def test_latents(level: str, num_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
+    """Keys that are values, too, and are kept once."""
+    lens = [300, 1, 40, 33, 90], [1, 1, 40, 20, 70]
+    Case(*lens, dtype, num_heads, 1, head_dim, block_size, is_latent=True).check(level)
 
 
 @settings(deadline=None, max_examples=40)

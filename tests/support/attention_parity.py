@@ -11,7 +11,7 @@ import torch
 from attention_steps import ragged_inputs
 from inferplane.api import CapabilitySet, DeviceDescriptor
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from inferplane.api.kv_dtype import stored_type
 from inferplane.reference.attention import ReferenceAttention
 
@@ -38,6 +38,11 @@ def make_layer(dtype: torch.dtype, block_size: int, **more: object) -> Attention
 def with_window(layer: AttentionLayer, window: int) -> AttentionLayer:
     spec = layer.spec
     return replace(layer, spec=SlidingWindowSpec(window=window, **vars(spec)))
+
+
+def with_latents(layer: AttentionLayer, rope_dim: int) -> AttentionLayer:
+    spec = MLAAttentionSpec(rope_dim=rope_dim, **{**vars(layer.spec), "num_kv_heads": 1})
+    return replace(layer, num_kv_heads=1, spec=spec)
 
 
 def _steps_of(step: str) -> tuple[list[tuple[Sequence[int], Sequence[int]]], int]:
@@ -81,11 +86,14 @@ def compare(
             qkv = (2 * qkv).round().clamp(-7, 7) / 4
         kept = qkv.clone()
         q, k, v = qkv.split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
+        if isinstance(layer.spec, MLAAttentionSpec):
+            k = k[:, :1]
+            v = k[..., : layer.spec.latent_rank]
         got, want = (
             each.forward(layer, q, k, v, kv, each.build_metadata(inputs), sinks=sinks)
             for each, kv in zip((backend, reference), kvs)
         )
-        assert (got.dtype, got.shape) == (dtype, q.shape)
+        assert (got.dtype, got.shape) == (dtype, (*q.shape[:2], v.shape[-1]))
         assert torch.equal(qkv, kept)
         torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 

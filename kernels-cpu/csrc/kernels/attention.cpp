@@ -17,6 +17,7 @@ struct LayerShape {
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   int32_t window, chunk;  // 0 where there is none
   float scale, soft_cap;  // soft_cap 0 where there is none
+  int32_t is_latent;      // keys are values, too
 };
 
 // As `_Step` in native_attention.py. What lies at the addresses is read at every call.
@@ -397,7 +398,7 @@ struct Heads {
 template <class T>
 void attend(const LayerShape& layer, const Step& step, const Heads& heads, void* memory, const Rotation* rotation,
             const float* sinks, void* out) {
-  KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim};
+  KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim, layer.is_latent != 0};
   NewTokens<T> tokens{static_cast<T*>(heads.q), static_cast<T*>(heads.k), static_cast<T*>(heads.v), heads.q_stride,
                       heads.kv_stride,          step.num_tokens,          layer.num_heads};
   place_tokens(tokens, kv, step.slots, rotation);

@@ -2,7 +2,8 @@
 
 The KV tensor of a layer is ``[2, num_kv_heads, num_blocks, block_size, head_dim]``: keys, then values, and within each
 head all *slots* (``block_id * block_size + offset``) in a row. A request in consecutive blocks is then a plain slice.
-Half of it, keys or values, is also seen as rows ``[num_kv_heads * num_slots, head_dim]``.
+Half of it, keys or values, is also seen as rows ``[num_kv_heads * num_slots, head_dim]``. Where keys are values, too
+(latents), there is one half only.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def sees_all(position: int) -> int:
 class KVShape:
     """Of one layer's KV tensor, and how many query heads read it."""
 
+    num_halves: int
+    """1 where keys are values, too."""
     num_heads: int
     num_kv_heads: int
     num_slots: int
@@ -41,8 +44,8 @@ class KVShape:
 
     @classmethod
     def of(cls, kv: torch.Tensor, num_heads: int) -> KVShape:
-        _, num_kv_heads, num_blocks, block_size, head_dim = kv.shape
-        return cls(num_heads, num_kv_heads, num_blocks * block_size, block_size, head_dim, kv.dtype)
+        halves, num_kv_heads, num_blocks, block_size, head_dim = kv.shape
+        return cls(halves, num_heads, num_kv_heads, num_blocks * block_size, block_size, head_dim, kv.dtype)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Rows:
     """The seen tokens of a request, which lie anywhere: their rows in keys and, ``num_kv_heads * num_slots`` further,
     in values.
 
-    ``both: [2 * num_kv_heads * length]``, ordered ``[2, num_kv_heads, length]``.
+    ``both: [num_halves * num_kv_heads * length]``, ordered ``[num_halves, num_kv_heads, length]``.
     """
 
     both: torch.Tensor
@@ -228,7 +231,7 @@ def _locate(blocks: torch.Tensor, start: int, end: int, shape: KVShape) -> Slice
     if (run := _consecutive(blocks, start, end, shape)) is not None:
         return run
     slots = _slots(blocks.unsqueeze(0), [start], end - start, shape)
-    heads = torch.arange(2 * shape.num_kv_heads).unsqueeze(1) * shape.num_slots
+    heads = torch.arange(shape.num_halves * shape.num_kv_heads).unsqueeze(1) * shape.num_slots
     return Rows((heads + slots).flatten(), end - start)
 
 

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache by the native library: one call a layer stores a step's keys and values and attends.
 
-The KV tensor of a layer is ``[num_blocks, num_kv_heads, 2 * block_size * head_dim]``; how a block of one head lies
-within is the library's affair (``csrc/kv_tiles.h``).
+The KV tensor of a layer is ``[num_blocks, num_kv_heads, 2 * block_size * head_dim]``, of one that keeps latents half as
+large; how a block of one head lies within is the library's affair (``csrc/kv_tiles.h``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ QKNorm = tuple[torch.Tensor, torch.Tensor, float]
 
 
 class LayerShape(ctypes.Structure):
-    """What the kernel knows of a layer. ``window``, ``chunk`` and ``soft_cap`` are 0 where there is none."""
+    """What the kernel knows of a layer. ``window``, ``chunk`` and ``soft_cap`` are 0 where there is none;
+    ``is_latent`` is 1 where keys are values, too, and kept once."""
 
     _fields_ = (
         ("num_heads", ctypes.c_int32),
@@ -36,6 +37,7 @@ class LayerShape(ctypes.Structure):
         ("chunk", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
+        ("is_latent", ctypes.c_int32),
     )
 
 
@@ -112,10 +114,12 @@ class PagedAttention:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Stores k and v, then attends: ``q: [num_tokens, num_heads, head_dim]``, ``k, v: [num_tokens, num_kv_heads,
-        head_dim]``, ``sinks: [num_heads]`` float32. Returns ``out``, like q, by default a new tensor."""
+        head_dim]``, ``sinks: [num_heads]`` float32. Of latents v is not looked at. Returns ``out``, like q, by default
+        a new tensor."""
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype)
-        q, k, v = (_with_packed_heads(x) for x in (q, k, v))
+        q, k = (_with_packed_heads(x) for x in (q, k))
+        v = k if self._shape.is_latent else _with_packed_heads(v)
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
         self._attend(
@@ -175,10 +179,17 @@ class PagedAttention:
 
 
 def allocate_kv(
-    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    is_latent: bool = False,
 ) -> torch.Tensor:
     """Uninitialised KV of one layer."""
-    return torch.empty(num_blocks, num_kv_heads, 2 * block_size * head_dim, dtype=dtype)
+    rows = block_size if is_latent else 2 * block_size
+    return torch.empty(num_blocks, num_kv_heads, rows * head_dim, dtype=dtype)
 
 
 def _with_packed_heads(x: torch.Tensor) -> torch.Tensor:

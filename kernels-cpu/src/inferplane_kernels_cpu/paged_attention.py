@@ -57,17 +57,25 @@ class Scratch:
 
 
 def allocate_kv(
-    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    is_latent: bool = False,
 ) -> torch.Tensor:
-    """Uninitialised KV of one layer, ``[2, num_kv_heads, num_blocks, block_size, head_dim]``."""
-    return torch.empty(2, num_kv_heads, num_blocks, block_size, head_dim, dtype=dtype)
+    """Uninitialised KV of one layer, ``[2, num_kv_heads, num_blocks, block_size, head_dim]``, or with ``is_latent``,
+    where keys are values, too, ``[1, …]``."""
+    return torch.empty(1 if is_latent else 2, num_kv_heads, num_blocks, block_size, head_dim, dtype=dtype)
 
 
 def store_kv(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> None:
-    """Writes ``k, v: [num_tokens, num_kv_heads, head_dim]`` to their slots."""
+    """Writes ``k, v: [num_tokens, num_kv_heads, head_dim]`` to their slots; of latents, which are both, k alone."""
     keys, values = _halves(kv)
     keys.index_copy_(0, plan.store_rows, k.reshape(-1, kv.shape[-1]))
-    values.index_copy_(0, plan.store_rows, v.reshape(-1, kv.shape[-1]))
+    if kv.shape[0] == 2:
+        values.index_copy_(0, plan.store_rows, v.reshape(-1, kv.shape[-1]))
 
 
 def paged_attention(
@@ -81,9 +89,9 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of ``q: [num_tokens, num_heads, head_dim]`` over what is stored, this step's k and v included.
 
-    ``k, v: [num_tokens, num_kv_heads, head_dim]`` must be in ``kv`` already; prompts without a past read them here,
-    where they lie together. The plan was made with ``may_fuse`` only if scoring is plain. Returns a new tensor of q's
-    shape and dtype.
+    ``k, v: [num_tokens, num_kv_heads, head_dim]``, of latents k twice, must be in ``kv`` already; prompts without a
+    past read them here, where they lie together. The plan was made with ``may_fuse`` only if scoring is plain. Returns
+    a new tensor of q's shape and dtype.
     """
     if plan.decodes and plan.decode_tokens is None:
         return _decode(q, kv, plan.decodes, scoring, scratch)
@@ -147,7 +155,8 @@ def _decode_slice(
     q: torch.Tensor, kv: torch.Tensor, run: Slice, scoring: Scoring, scratch: Scratch
 ) -> torch.Tensor:
     """``q: [1, num_heads, head_dim]`` float32 -> ``[num_kv_heads, num_heads / num_kv_heads, head_dim]`` float32."""
-    keys, values = _widen(kv.flatten(2, 3)[:, :, run.first_slot : run.first_slot + run.length], scratch)
+    found = _widen(kv.flatten(2, 3)[:, :, run.first_slot : run.first_slot + run.length], scratch)
+    keys, values = found[0], found[-1]
     scores = _multiply(q.reshape(keys.shape[0], -1, keys.shape[2]), keys, scoring.scale)
     weights = _weights(scores.view(1, q.shape[1], -1), None, scoring)
     return torch.bmm(weights.view(scores.shape), values)
@@ -202,7 +211,8 @@ def _attend_continuation(
     scratch: Scratch,
     out: torch.Tensor,
 ) -> None:
-    keys, values = _fetch(continuation.stored, kv, scratch)
+    found = _fetch(continuation.stored, kv, scratch)
+    keys, values = found[0], found[-1]
     for tile in continuation.tiles:
         rows = slice(tile.first_query, tile.end_query)
         attend = _attend_tile if scoring.is_plain else _attend_tile_in_steps
@@ -243,16 +253,16 @@ def _attend_tile_in_steps(
 
 
 def _fetch(stored: Slice | Rows, kv: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """``[2, num_kv_heads, length, head_dim]`` of one request; a view where that is possible."""
+    """``[num_halves, num_kv_heads, length, head_dim]`` of one request; a view where that is possible."""
     if isinstance(stored, Slice):
         return kv.flatten(2, 3)[:, :, stored.first_slot : stored.first_slot + stored.length]
     head_dim = kv.shape[-1]
     found = scratch.take("gathered", stored.both.numel() * head_dim, kv.dtype).view(-1, head_dim)
     torch.index_select(kv.view(-1, head_dim), 0, stored.both, out=found)
-    return found.view(2, kv.shape[1], stored.length, head_dim)
+    return found.view(*kv.shape[:2], stored.length, head_dim)
 
 
 def _halves(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, each as rows ``[num_kv_heads * num_slots, head_dim]``."""
-    keys, values = kv.view(2, -1, kv.shape[-1])
-    return keys, values
+    """Keys and values, each as rows ``[num_kv_heads * num_slots, head_dim]``; the same rows where they are one."""
+    halves = kv.view(kv.shape[0], -1, kv.shape[-1])
+    return halves[0], halves[-1]

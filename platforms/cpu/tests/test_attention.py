@@ -17,6 +17,7 @@ from inferplane.api.kv import (
     ChunkedLocalSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from inferplane.plugins import load_plugins
@@ -41,19 +42,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 9, "soft_cap": 1.5},
     "chunk": {"chunk": 7, "has_sinks": True},
+    "latent": {"rope_dim": 8},
 }
 
 
 def make_layer(
-    name: str, dtype: str, block_size: int, *, window: int = 0, chunk: int = 0, **extra: Any
+    name: str,
+    dtype: str,
+    block_size: int,
+    *,
+    window: int = 0,
+    chunk: int = 0,
+    rope_dim: int = 0,
+    **extra: Any,
 ) -> AttentionLayer:
-    shape: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 2, "head_dim": 32, "dtype": dtype}
+    num_kv_heads = 1 if rope_dim else 2
+    shape: dict[str, Any] = {
+        "block_size": block_size,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": 32,
+        "dtype": dtype,
+    }
     spec: AttentionSpec = FullAttentionSpec(**shape)
     if window:
         spec = SlidingWindowSpec(window=window, **shape)
     if chunk:
         spec = ChunkedLocalSpec(chunk=chunk, **shape)
-    return AttentionLayer(name=name, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, spec=spec, **extra)
+    if rope_dim:
+        spec = MLAAttentionSpec(rope_dim=rope_dim, **shape)
+    return AttentionLayer(
+        name=name, num_heads=6, num_kv_heads=num_kv_heads, head_dim=32, scale=0.2, spec=spec, **extra
+    )
 
 
 def reference_backend() -> type[AttentionBackend]:
@@ -150,13 +169,16 @@ def test_step_after_step(
         for layer in layers:
             qkv = torch.randn(inputs.num_tokens, 10, 32, generator=generator).to(torch_dtype)
             q, k, v = qkv.split([6, 2, 2], dim=1)
+            if isinstance(layer.spec, MLAAttentionSpec):
+                k = k[:, :1]
+                v = k[..., : layer.spec.latent_rank]
             kept = qkv.clone()
             got, want = (
                 backend.forward(layer, q, k, v, kvs[backend.name, layer.name], about, sinks=sinks)
                 for backend, about in zip(backends, metadata)
             )
             assert got.dtype == torch_dtype
-            assert got.shape == q.shape
+            assert got.shape == (*q.shape[:2], v.shape[-1])
             torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
             assert torch.equal(qkv, kept)
     assert num_steps > 10
@@ -165,10 +187,11 @@ def test_step_after_step(
 @pytest.mark.parametrize("backend_class", BACKENDS)
 @pytest.mark.parametrize("block_size", [1, 16, 128])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("rope_dim", [0, 8])
 def test_it_takes_the_bytes_that_its_spec_says(
-    dtype: str, block_size: int, backend_class: type[AttentionBackend]
+    rope_dim: int, dtype: str, block_size: int, backend_class: type[AttentionBackend]
 ) -> None:
-    layer = make_layer("l", dtype, block_size)
+    layer = make_layer("l", dtype, block_size, rope_dim=rope_dim)
     kv = backend_class.allocate_kv(layer, 5, getattr(torch, dtype), torch.device("cpu"))
     assert kv.nbytes == 5 * layer.spec.block_bytes
 

@@ -16,6 +16,7 @@ from attention_parity import (
     compare,
     make_layer,
     reason_of,
+    with_latents,
     with_window,
 )
 from attention_steps import ragged_inputs
@@ -89,6 +90,12 @@ def test_variants(step: str, variant: str, device: torch.device) -> None:
     compare(TritonAttention(), layer, dtype, step, device, sinks)
 
 
+@pytest.mark.parametrize("backend", BLOCK_SIZES)
+@pytest.mark.parametrize("step", STEPS)
+def test_latents(step: str, backend: type[AttentionBackend], device: torch.device) -> None:
+    compare(backend(), with_latents(make_layer(torch.float32, 16), 8), torch.float32, step, device)
+
+
 def as_fp8(layer: AttentionLayer, kv_dtype: str, device: torch.device) -> AttentionLayer:
     """With a scale for each head, powers of two: dividing by them is exact."""
     scales = KVScales(torch.tensor([0.5, 2.0], device=device), torch.tensor([0.25, 1.0], device=device))
@@ -100,6 +107,14 @@ def as_fp8(layer: AttentionLayer, kv_dtype: str, device: torch.device) -> Attent
 def test_an_fp8_cache(step: str, kv_dtype: str, device: torch.device) -> None:
     layer = as_fp8(make_layer(torch.float32, 16), kv_dtype, device)
     compare(TritonAttention(), layer, torch.float32, step, device)
+
+
+def test_latents_in_an_fp8_cache(device: torch.device) -> None:
+    layer = with_latents(make_layer(torch.float32, 16), 8)
+    scales = KVScales(torch.tensor([0.5], device=device), torch.tensor([4.0], device=device))
+    spec = replace(layer.spec, dtype="fp8_e4m3")  # type: ignore[call-arg]
+    layer = replace(layer, spec=spec, kv_scales=scales)
+    compare(TritonAttention(), layer, torch.float32, "mixed", device)
 
 
 @pytest.mark.parametrize(("step", "has_norm"), [("decode", False), ("mixed", True)])
@@ -157,15 +172,18 @@ def test_metadata_for_a_graph_holds_for_other_contents(device: torch.device) -> 
 
 @pytest.mark.parametrize("block_size", [1, 16, 128])
 def test_it_takes_the_bytes_that_its_spec_says(block_size: int) -> None:
-    layer = make_layer(torch.bfloat16, block_size)
-    kv = TorchAttention.allocate_kv(layer, 5, torch.bfloat16, torch.device("cpu"))
-    assert kv.nbytes == 5 * layer.spec.block_bytes
+    whole = make_layer(torch.bfloat16, block_size)
+    for layer in (whole, with_latents(whole, 8)):
+        kv = TorchAttention.allocate_kv(layer, 5, torch.bfloat16, torch.device("cpu"))
+        assert kv.nbytes == 5 * layer.spec.block_bytes
 
 
 def test_what_torch_does_not_do() -> None:
     layer = make_layer(torch.float32, 16)
     assert not reason_of(TorchAttention, layer)
-    assert "full attention only" in reason_of(TorchAttention, replace(layer, spec=KVCacheSpec(block_size=16)))
+    assert "attention to latents only" in reason_of(
+        TorchAttention, replace(layer, spec=KVCacheSpec(block_size=16))
+    )
     assert "soft caps" in reason_of(TorchAttention, replace(layer, soft_cap=30.0))
     assert "sinks" in reason_of(TorchAttention, replace(layer, has_sinks=True))
 

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from inferplane.api.attention import AttentionLayer
-from inferplane.api.kv import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    AttentionSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.kv_scales import LayerKVScales
 from inferplane.layers.layer import Layer
@@ -33,11 +39,14 @@ class Attention(Layer):
         chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
+        latent_rope_dim: int | None = None,
     ) -> None:
         """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out.
 
         A token sees all earlier ones; with ``window`` itself and the ``window - 1`` before it; with ``chunk`` those of
         its own chunk of so many tokens. ``sinks: [num_heads]`` float32 is kept as it is, to be filled at loading.
+        With ``latent_rope_dim`` the only KV head is a latent and, in its last so many dimensions, the rotated part of
+        the key: what is kept of a token is its key, and its value is the latent in it.
         """
         if window is not None and chunk is not None:
             raise ValueError(
@@ -52,7 +61,7 @@ class Attention(Layer):
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5 if scale is None else scale,
-            spec=_spec(ctx, num_kv_heads, head_dim, window, chunk),
+            spec=_spec(ctx, num_kv_heads, head_dim, window, chunk, latent_rope_dim),
             soft_cap=soft_cap,
             has_sinks=sinks is not None,
             kv_scales=None if self.kv_scales is None else self.kv_scales.scales,
@@ -70,7 +79,7 @@ class Attention(Layer):
     ) -> torch.Tensor:
         """``q: [num_tokens, num_heads, head_dim]``, ``k, v: [num_tokens, num_kv_heads, head_dim]``; returns like q.
 
-        q, k and v may be views of one tensor.
+        q, k and v may be views of one tensor. Of latents v is the first part of k, and the result as wide as v.
         """
         name = self._name
         return self._forward(self.description, q, k, v, batch.kv[name], batch.metadata[name])
@@ -92,7 +101,12 @@ class Attention(Layer):
 
 
 def _spec(
-    ctx: BuildContext, num_kv_heads: int, head_dim: int, window: int | None, chunk: int | None
+    ctx: BuildContext,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    chunk: int | None,
+    latent_rope_dim: int | None,
 ) -> AttentionSpec:
     shape: dict[str, Any] = {
         "block_size": ctx.config.cache.block_size,
@@ -100,6 +114,8 @@ def _spec(
         "head_dim": head_dim,
         "dtype": ctx.config.kv_dtype,
     }
+    if latent_rope_dim is not None:
+        return MLAAttentionSpec(rope_dim=latent_rope_dim, **shape)
     # within its window or chunk a token sees every other, so that full attention says the same
     max_model_len = ctx.config.model.max_model_len
     if window is not None and window < max_model_len:

@@ -79,6 +79,7 @@ class LatentAttention(Layer):
             num_kv_heads=1,
             head_dim=shape.kv_rank + shape.rope_dim,
             scale=scale,
+            latent_rope_dim=shape.rope_dim,
         )
         self.o_proj = RowParallelLinear(
             ctx, f"{prefix}.o_proj", shape.num_heads * shape.v_dim, hidden_size, bias=bias
@@ -96,7 +97,7 @@ class LatentAttention(Layer):
         q_rope, k_rope = self._rope(q_rope, k_rope.unsqueeze(1), batch.positions)
         k = torch.cat([self.kv_a_norm(latent).unsqueeze(1), k_rope], -1)
         q = torch.cat([self.kv_b.absorb(q_nope), q_rope], -1)
-        attended = self.attention(q, k, k, batch)[..., : shape.kv_rank]
+        attended = self.attention(q, k, k[..., : shape.kv_rank], batch)
         return self.o_proj(self.kv_b.values(attended).flatten(1))
 
 

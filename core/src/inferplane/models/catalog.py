@@ -22,6 +22,7 @@ class ModelFacts:
 
 _WINDOWED = ("FullAttentionSpec", "SlidingWindowSpec")
 _HYBRID = ("FullAttentionSpec", "MambaSpec")
+_LATENT = ("MLAAttentionSpec",)
 _TRAINED = ("random weights", "trained weights")
 _ENCODER = ("EncoderAttentionSpec",)
 _BERT = ("learned positions", "norms behind", "no gate")
@@ -35,11 +36,14 @@ CATALOG: Mapping[str, ModelFacts] = {
         "Command", ("parallel blocks", "windows", "layers without positions"), _WINDOWED
     ),
     "CohereForCausalLM": ModelFacts("Command", ("parallel blocks",)),
-    "DeepseekV2ForCausalLM": ModelFacts("DeepSeek", ("latent attention", "experts", "shared experts")),
+    "DeepseekV2ForCausalLM": ModelFacts(
+        "DeepSeek", ("latent attention", "experts", "shared experts"), _LATENT
+    ),
     "DeepseekV3ForCausalLM": ModelFacts(
         "DeepSeek",
         ("latent attention", "experts", "shared experts", "sigmoid router"),
-        tested=_TRAINED,
+        _LATENT,
+        _TRAINED,
     ),
     "FalconForCausalLM": ModelFacts("Falcon", ("parallel blocks", "fused projections")),
     "FalconH1ForCausalLM": ModelFacts(

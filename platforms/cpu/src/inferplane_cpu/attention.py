@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from inferplane.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from inferplane_kernels_cpu.attention_plan import AttentionPlan, KVShape, plan_attention
 from inferplane_kernels_cpu.paged_attention import Scoring, Scratch, allocate_kv, paged_attention, store_kv
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
+_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec, MLAAttentionSpec)
 
 
 def unserved_spec(spec: KVCacheSpec) -> str | None:
@@ -50,7 +56,7 @@ class CpuPagedAttention(AttentionBackend):
 
     Heads and blocks may have any size.
 
-    Keys and values of a layer lie as ``[2, num_kv_heads, num_blocks, block_size, head_dim]``.
+    Keys and values of a layer lie as ``[2, num_kv_heads, num_blocks, block_size, head_dim]``, latents as ``[1, …]``.
     """
 
     name = "cpu_paged"
@@ -72,7 +78,11 @@ class CpuPagedAttention(AttentionBackend):
     def allocate_kv(
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        return allocate_kv(num_blocks, layer.num_kv_heads, layer.spec.block_size, layer.head_dim, dtype)
+        spec = layer.spec
+        is_latent = isinstance(spec, MLAAttentionSpec)
+        return allocate_kv(
+            num_blocks, layer.num_kv_heads, spec.block_size, layer.head_dim, dtype, is_latent=is_latent
+        )
 
     def build_metadata(self, inputs: AttentionInputs) -> StepMetadata:
         return StepMetadata(inputs)
@@ -90,5 +100,8 @@ class CpuPagedAttention(AttentionBackend):
     ) -> torch.Tensor:
         scoring = Scoring(layer.scale, layer.soft_cap, sinks)
         plan = metadata.plan(layer, kv, may_fuse=scoring.is_plain)
+        value_dim = v.shape[-1]
+        if isinstance(layer.spec, MLAAttentionSpec):
+            v = k
         store_kv(k, v, kv, plan)
-        return paged_attention(q, k, v, kv, plan, scoring, self._scratch)
+        return paged_attention(q, k, v, kv, plan, scoring, self._scratch)[..., :value_dim]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, SlidingWindowSpec
+from inferplane.api.kv import ChunkedLocalSpec, MLAAttentionSpec, SlidingWindowSpec
 from inferplane_cpu.attention import unserved_spec
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native_attention import (
@@ -54,7 +54,11 @@ class CpuNativeAttention(AttentionBackend):
     def allocate_kv(
         cls, layer: AttentionLayer, num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        return allocate_kv(num_blocks, layer.num_kv_heads, layer.spec.block_size, layer.head_dim, dtype)
+        spec = layer.spec
+        is_latent = isinstance(spec, MLAAttentionSpec)
+        return allocate_kv(
+            num_blocks, layer.num_kv_heads, spec.block_size, layer.head_dim, dtype, is_latent=is_latent
+        )
 
     def build_metadata(self, inputs: AttentionInputs) -> Step:
         return Step(inputs.block_table, inputs.seq_lens, inputs.query_start, inputs.slot_mapping)
@@ -70,7 +74,8 @@ class CpuNativeAttention(AttentionBackend):
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._kernel(layer, q.dtype).attend(q, k, v, kv, metadata, sinks=sinks)
+        attended = self._kernel(layer, q.dtype).attend(q, k, v, kv, metadata, sinks=sinks)
+        return attended[..., : v.shape[-1]]
 
     def rotary_forward(
         self,
@@ -101,6 +106,7 @@ class CpuNativeAttention(AttentionBackend):
                 spec.chunk if isinstance(spec, ChunkedLocalSpec) else 0,
                 layer.scale,
                 layer.soft_cap or 0.0,
+                isinstance(spec, MLAAttentionSpec),
             )
             kernel = self._kernels[layer.name] = PagedAttention(shape, dtype)
         return kernel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
+from inferplane.api.kv import MLAAttentionSpec
 from inferplane_cuda import flash_library
 from inferplane_cuda.attention import CudaTritonAttention
 from inferplane_cuda.flash_library import MAX_REQUESTS, ONE_KERNEL_TOKENS, Variant
@@ -35,6 +36,8 @@ class FlashAttention(CudaTritonAttention):
             return f"FlashAttention computes in bfloat16 and float16, not in {query.dtype}"
         if not query.device.capabilities.has(CAPABILITY):
             return f"{query.device.name} lacks {CAPABILITY}, which FlashAttention-4 is used with"
+        if isinstance(query.layer.spec, MLAAttentionSpec):
+            return "FlashAttention is used over keys and values, not over latents that are both"
         if query.layer.head_dim % 8:
             return f"FlashAttention needs head sizes that are multiples of 8, not {query.layer.head_dim}"
         if (package := missing_package()) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionLayer, AttentionQuery
+from inferplane.api.kv import MLAAttentionSpec
 from inferplane_rocm.aiter_package import why_no_aiter
 from inferplane_rocm.attention import RocmTritonAttention
 from inferplane_torch_accelerator.kv_layout import store
@@ -33,8 +34,11 @@ class AiterAttention(RocmTritonAttention):
             return (
                 f"AITER has kernels for head sizes {', '.join(map(str, HEAD_DIMS))}, not for {layer.head_dim}"
             )
-        if layer.has_sinks or layer.soft_cap is not None or window_of(layer) is not None:
-            return "AITER is used for plain causal attention only, without windows, soft caps and sinks"
+        is_plain = window_of(layer) is None and not isinstance(layer.spec, MLAAttentionSpec)
+        if layer.has_sinks or layer.soft_cap is not None or not is_plain:
+            return (
+                "AITER is used for plain causal attention only, without windows, latents, soft caps and sinks"
+            )
         return why_no_aiter() or super().unsupported_reason(query)
 
     def forward(

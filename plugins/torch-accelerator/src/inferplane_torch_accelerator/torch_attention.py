@@ -8,21 +8,21 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec
+from inferplane.api.kv import FullAttentionSpec, MLAAttentionSpec
 from inferplane_torch_accelerator.kv_layout import allocate, store
 
 
 class TorchAttention(AttentionBackend):
-    """Full attention of any head size and dtype that torch has, for layers that no faster backend serves. A
-    platform gives it a name."""
+    """Full attention and attention to latents, of any head size and dtype that torch has, for layers that no faster
+    backend serves. A platform gives it a name."""
 
     priority = 0
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         layer = query.layer
-        if type(layer.spec) is not FullAttentionSpec:
-            return f"computes full attention only, not {type(layer.spec).__name__}"
+        if type(layer.spec) not in (FullAttentionSpec, MLAAttentionSpec):
+            return f"computes full attention and attention to latents only, not {type(layer.spec).__name__}"
         if layer.soft_cap is not None or layer.has_sinks:
             return "knows neither soft caps nor sinks"
         return None
@@ -46,20 +46,22 @@ class TorchAttention(AttentionBackend):
     ) -> torch.Tensor:
         inputs: AttentionInputs = metadata
         store(k, v, kv, inputs.slot_mapping)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        value_dim = v.shape[-1]
+        out = torch.empty(*q.shape[:2], value_dim, dtype=q.dtype, device=q.device)
         start = 0
         for index, (query_len, seq_len) in enumerate(zip(inputs.query_lens_host, inputs.seq_lens_host)):
             blocks = inputs.block_table[index, : layer.spec.num_blocks_for(seq_len)]
-            keys, values = (kv[part].index_select(0, blocks).flatten(0, 1)[:seq_len] for part in (0, 1))
+            stored = kv.index_select(1, blocks).flatten(1, 2)[:, :seq_len]
             rows = slice(start, start + query_len)
-            out[rows] = _attend(q[rows], keys, values, layer.scale)
+            out[rows] = _attend(q[rows], stored[0], stored[-1][..., :value_dim], layer.scale)
             start += query_len
         return out
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """The last queries of one sequence over all of it: ``q: [query_len, num_heads, head_dim]``, ``k, v: [seq_len,
-    num_kv_heads, head_dim]``; returns like q."""
+    """The last queries of one sequence over all of it: ``q: [query_len, num_heads, head_dim]``, ``k: [seq_len,
+    num_kv_heads, head_dim]`` and ``v: [seq_len, num_kv_heads, value_dim]``; returns ``[query_len, num_heads,
+    value_dim]``."""
     query_len, seq_len = q.shape[0], k.shape[0]
     mask = None
     if 1 < query_len < seq_len:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from inferplane_torch_accelerator.kv_layout import allocate
 from inferplane_torch_accelerator.launch import Config, Launch
 
@@ -82,9 +82,10 @@ class StepMetadata:
 
 
 class TritonAttention(AttentionBackend):
-    """Full attention and sliding windows, soft caps and sinks. Single tokens and chunks of prompts in one step go to a
-    kernel each. That of single tokens splits long sequences over the processors; into how many parts depends on the
-    batch alone, so that a graph holds for any lengths. A platform gives it a name and says how kernels are launched."""
+    """Full attention, sliding windows and latents, soft caps and sinks. Single tokens and chunks of prompts in one step
+    go to a kernel each. That of single tokens splits long sequences over the processors; into how many parts depends on
+    the batch alone, so that a graph holds for any lengths. A platform gives it a name and says how kernels are
+    launched."""
 
     launch: ClassVar[Launch]
     priority = 10
@@ -99,8 +100,8 @@ class TritonAttention(AttentionBackend):
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:
         layer, block_size = query.layer, query.layer.spec.block_size
-        if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec):
-            return f"computes full attention and sliding windows, not {type(layer.spec).__name__}"
+        if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec):
+            return f"computes full attention, sliding windows and attention to latents, not {type(layer.spec).__name__}"
         is_fp8 = query.kv_dtype in FP8_DTYPES
         if query.dtype not in DTYPES or not (is_fp8 or query.kv_dtype == query.dtype):
             return f"computes in float32, bfloat16 and float16 throughout, not in {query.dtype} over {query.kv_dtype}"
@@ -135,8 +136,11 @@ class TritonAttention(AttentionBackend):
         from inferplane_kernels_triton.kv_store import store_kv
 
         pdl = self.launch.pdl(k.device)
-        store_kv(k, v, kv[0], kv[1], metadata.inputs.slot_mapping, kv_scales=scales_of(layer), pdl=pdl)
-        return self._attend(layer, q, kv, metadata, sinks)
+        value_dim = v.shape[-1]
+        if isinstance(layer.spec, MLAAttentionSpec):
+            v = k
+        store_kv(k, v, kv[0], kv[-1], metadata.inputs.slot_mapping, kv_scales=scales_of(layer), pdl=pdl)
+        return self._attend(layer, q, kv, metadata, sinks)[..., :value_dim]
 
     def rotary_forward(
         self,
@@ -212,7 +216,7 @@ class TritonAttention(AttentionBackend):
         return decode_attention(
             q,
             kv[0],
-            kv[1],
+            kv[-1],
             part.block_table,
             part.seq_lens,
             layer.scale,
@@ -244,7 +248,7 @@ class TritonAttention(AttentionBackend):
         return prefill_attention(
             q,
             kv[0],
-            kv[1],
+            kv[-1],
             part.block_table,
             part.query_start,
             part.seq_lens,
@@ -289,8 +293,11 @@ class TritonAttention(AttentionBackend):
 
 
 def scales_of(layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Of keys and values in an fp8 cache, as kernels take them."""
-    return None if layer.kv_scales is None else (layer.kv_scales.k, layer.kv_scales.v)
+    """Of keys and values in an fp8 cache, as kernels take them; latents are both, and are divided by the keys'."""
+    if layer.kv_scales is None:
+        return None
+    scales = layer.kv_scales
+    return scales.k, scales.k if isinstance(layer.spec, MLAAttentionSpec) else scales.v
 
 
 def window_of(layer: AttentionLayer) -> int | None:
