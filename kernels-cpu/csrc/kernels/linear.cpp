@@ -37,8 +37,11 @@ class Product {
     if (num_tokens_ == 0) return;
     if (num_tokens_ <= kFewTokens<T>) return run_few();
     constexpr int kStep = kGroup<T> * kPanel;
-    int64_t at_once = kPackedBytes / (panel_floats<T>(depth_) * 4 / kPanel);
-    at_once = ((at_once > kFewestTokens ? at_once : kFewestTokens) + kStep - 1) / kStep * kStep;
+    int64_t most = kPackedBytes / (panel_floats<T>(depth_) * 4 / kPanel);
+    if (most < kFewestTokens) most = kFewestTokens;
+    // equal parts: a small rest would read the whole weight for little
+    int64_t num_parts = (num_tokens_ + most - 1) / most;
+    int64_t at_once = ((num_tokens_ + num_parts - 1) / num_parts + kStep - 1) / kStep * kStep;
     for (int64_t first = 0; first < num_tokens_; first += at_once)
       run_many(first, num_tokens_ - first < at_once ? num_tokens_ - first : at_once);
   }
