@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +28,74 @@ needs_native = pytest.mark.skipif(
 )
 def test_where_there_is_a_compiler_the_library_was_built() -> None:
     """An install goes on without it, so that a mistake in a source shows here only."""
-    assert native._path() is not None, "build it with -v, or with cmake, to see why it was not"
+    assert native._path() is not None, native.unavailable_reason()
+
+
+BUILD_SCRIPT = Path(__file__).parents[1] / "build_native.cmake"
+SMALL_PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(small LANGUAGES CXX)
+add_library(_native SHARED small.cpp)
+set_target_properties(_native PROPERTIES PREFIX "" SUFFIX ".so")
+install(TARGETS _native LIBRARY DESTINATION .)
+"""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("ninja") and shutil.which("c++")),
+    reason="no tools to build with",
+)
+@pytest.mark.parametrize(
+    ("source", "environment", "reasons"),
+    [
+        ("int answer() { return 42; }", {}, []),
+        (
+            "int answer() { return missing[0]; }",
+            {},
+            ["the C\\+\\+ compiler failed", r"small\.cpp:1:\d+: error: .*missing.* was not declared"],
+        ),
+        ("", {"CXX": "/bin/false"}, ["the C\\+\\+ compiler or CMake failed"]),
+        ("", {"PATH": "/nowhere", "CXX": ""}, ["no C\\+\\+ compiler was found"]),
+    ],
+    ids=["works", "mistake in a source", "compiler does not work", "no compiler"],
+)
+def test_a_build_never_fails_and_leaves_the_library_or_the_reason(
+    source: str,
+    environment: dict[str, str],
+    reasons: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(SMALL_PROJECT)
+    (tmp_path / "small.cpp").write_text(source)
+    package = tmp_path / "package"
+    settings = {
+        "SOURCE": tmp_path,
+        "BUILD": tmp_path / "build",
+        "PACKAGE": package,
+        "GENERATOR": "Ninja",
+        "MAKE_PROGRAM": shutil.which("ninja"),
+    }
+    done = subprocess.run(
+        [
+            shutil.which("cmake"),
+            *(f"-D{name}={value}" for name, value in settings.items()),
+            "-P",
+            BUILD_SCRIPT,
+        ],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (package / "_native.so").is_file() is (not reasons)
+    assert ("WITHOUT its native library" in done.stderr) is bool(reasons)
+    monkeypatch.setattr(
+        native, "_installed", lambda name: found if (found := package / name).is_file() else None
+    )
+    if reasons:
+        assert re.fullmatch(": ".join(f".*{reason}.*" for reason in reasons), native._why_missing())
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, level: str | None = None) -> torch.Tensor:

@@ -36,7 +36,7 @@ def unavailable_reason() -> str | None:
     if os.environ.get(LEVEL_VARIABLE) == "none":
         return f"{LEVEL_VARIABLE} is none"
     if _path() is None:
-        return "inferplane-kernels-cpu was installed without its native library, for want of a C++ compiler"
+        return f"inferplane-kernels-cpu was installed without its native library: {_why_missing()}"
     try:
         library = _library()
     except OSError as error:
@@ -51,7 +51,9 @@ def mend() -> str | None:
     """What to do where `unavailable_reason` says that there is none; None where nothing helps."""
     if os.environ.get(LEVEL_VARIABLE) == "none":
         return f"unset {LEVEL_VARIABLE}"
-    return None if _path() else "install a C++ compiler (g++ or clang++), and inferplane-kernels-cpu anew"
+    if _path() is not None:
+        return None
+    return "install a C++ compiler that works (g++ or clang++), and inferplane-kernels-cpu anew with `pip install -v`"
 
 
 @cache
@@ -118,9 +120,20 @@ def num_threads() -> int:
 
 @cache
 def _path() -> Path | None:
-    # an editable install has the library in another folder than the sources; the package knows of both
+    return _installed("_native.so")
+
+
+def _why_missing() -> str:
+    """As build_native.cmake left it: a reason, and the compiler's first error if it is known."""
+    if (path := _installed("_native_missing.txt")) is None:
+        return "CMake did not run when it was installed"
+    return ": ".join(path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[:2])
+
+
+def _installed(name: str) -> Path | None:
+    # an editable install has built files in another folder than the sources; the package knows of both
     folders = (Path(folder) for folder in inferplane_kernels_cpu.__path__)
-    return next((folder / "_native.so" for folder in folders if (folder / "_native.so").is_file()), None)
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 @cache
