@@ -185,6 +185,8 @@ class EngineCollector(Collector):
             "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", stats.num_prefix_hit_tokens
         )
         yield _counter("engine_steps", "Steps of the engine.", stats.num_steps)
+        if stats.expert_tokens:
+            yield _expert_tokens(stats.expert_tokens)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -193,3 +195,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"inferplane_{name}", text, value=value)
+
+
+def _expert_tokens(tokens: dict[str, list[int]]) -> Metric:
+    family = CounterMetricFamily(
+        "inferplane_expert_tokens", "Tokens that an expert of a mixture got.", labels=["layer", "expert"]
+    )
+    for layer, counts in tokens.items():
+        for expert, count in enumerate(counts):
+            family.add_metric([layer, str(expert)], count)
+    return family

@@ -103,6 +103,11 @@ class Worker(ABC):
             f"{type(self).__name__} runs on one rank only: it does not implement accept"
         )
 
+    def expert_tokens(self) -> dict[str, list[int]]:
+        """How many tokens each expert got since the start, by the name of its router: all ranks count the same. Empty
+        without ``count_expert_tokens``, or without experts."""
+        return {}
+
     def profile(self, run: Callable[[], object]) -> str | None:
         """As `DeviceRuntime.profile`; None, with nothing called, where there is no profiler."""
         return None

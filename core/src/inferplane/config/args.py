@@ -129,6 +129,12 @@ class EngineArgs:
         "Batch sizes to record graphs of decode steps for, with commas. Default: a ladder up to max_num_seqs. On a "
         "CPU every size up to the largest is recorded by itself.",
     )
+    count_expert_tokens: bool = option(
+        False,
+        "Scheduler",
+        "Count the tokens that each expert of a mixture gets, for /metrics and LLM.stats. Decode steps run without "
+        "recorded graphs then.",
+    )
     seed: int = option(0, "Sampling", "Seed of the engine, from which requests without one draw theirs.")
     generation_config: str = option(
         "auto",

@@ -146,6 +146,8 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
+    count_expert_tokens: bool = False
+    """Whether routers count the tokens of each expert."""
     seed: int = 0
     plugin_options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     """Every setting that an installed plugin declares, by name: as the user set it, or its default."""

@@ -112,6 +112,7 @@ def resolve_in_full(
         ),
         parallel=ParallelConfig(args.tensor_parallel_size, args.executor),
         graphs=_graph_config(args),
+        count_expert_tokens=args.count_expert_tokens,
         seed=args.seed,
         plugin_options=plugin_options(args.plugin_options, plugins.engine_options()),
     )
@@ -228,8 +229,10 @@ def _async_scheduling(args: EngineArgs, asked: bool | None) -> bool:
 
 def _graph_config(args: EngineArgs) -> GraphConfig:
     max_num_seqs = args.max_num_seqs or 256
+    # a recorded step has rows of no request, whose tokens would be counted
+    is_enabled = args.enable_graphs and not args.count_expert_tokens
     if args.graph_batch_sizes is None:
-        return GraphConfig(args.enable_graphs, default_batch_sizes(max_num_seqs))
+        return GraphConfig(is_enabled, default_batch_sizes(max_num_seqs))
     try:
         sizes = sorted({int(size) for size in args.graph_batch_sizes.split(",")})
     except ValueError:
@@ -240,7 +243,7 @@ def _graph_config(args: EngineArgs) -> GraphConfig:
             f"graph_batch_sizes are whole numbers from 1 to max_num_seqs ({max_num_seqs}) with commas between them, "
             f"got {args.graph_batch_sizes!r}",
         )
-    return GraphConfig(args.enable_graphs, tuple(sizes))
+    return GraphConfig(is_enabled, tuple(sizes))
 
 
 def default_batch_sizes(max_num_seqs: int) -> tuple[int, ...]:

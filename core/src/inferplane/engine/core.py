@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EXPERT_TOKENS_INTERVAL_S = 1.0
+
 
 class EngineCore:
     """Runs requests to their end, step by step. Not thread-safe: one thread calls everything.
@@ -66,6 +68,9 @@ class EngineCore:
         self._max_in_flight = 2 if self.config.scheduler.async_scheduling else 1
         self._num_steps = 0
         self._last_step_s = 0.0
+        self._expert_tokens: dict[str, list[int]] = {}
+        self._expert_tokens_step, self._expert_tokens_s = -1, 0.0
+        """When they were read: the number of steps by then, and the time."""
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -167,8 +172,20 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         return EngineStats.of(
-            self._scheduler.stats(), num_steps=self._num_steps, last_step_s=self._last_step_s
+            self._scheduler.stats(),
+            num_steps=self._num_steps,
+            last_step_s=self._last_step_s,
+            expert_tokens=self._read_expert_tokens() if self.config.count_expert_tokens else {},
         )
+
+    def _read_expert_tokens(self) -> dict[str, list[int]]:
+        """Reading them waits for the device, so it is done once a second, and when the last step is over."""
+        now = time.monotonic()
+        is_due = not self.has_work() or now - self._expert_tokens_s >= EXPERT_TOKENS_INTERVAL_S
+        if is_due and self._expert_tokens_step != self._num_steps:
+            self._expert_tokens = self._executor.expert_tokens()
+            self._expert_tokens_step, self._expert_tokens_s = self._num_steps, now
+        return self._expert_tokens
 
     def profile(self, run: Callable[[], object]) -> str | None:
         """As `DeviceRuntime.profile`, of the rank in this process."""

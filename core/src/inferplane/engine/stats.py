@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from inferplane.scheduler.stats import SchedulerStats
@@ -13,10 +15,14 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     num_steps: int = 0
     last_step_s: float = 0.0
     """Duration of the last step, from plan to results."""
+    expert_tokens: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    """Total tokens that each expert got, by the name of its router; empty unless ``count_expert_tokens`` is set. Up to
+    a second old while requests run."""
 
     @classmethod
-    def of(cls, scheduler: SchedulerStats, *, num_steps: int, last_step_s: float) -> EngineStats:
-        return cls(**msgspec.structs.asdict(scheduler), num_steps=num_steps, last_step_s=last_step_s)
+    def of(cls, scheduler: SchedulerStats, **figures: Any) -> EngineStats:
+        """``figures`` are the fields that the scheduler does not know."""
+        return cls(**msgspec.structs.asdict(scheduler), **figures)
 
     def without_requests(self) -> EngineStats:
         """The same totals, for an engine that has ended."""

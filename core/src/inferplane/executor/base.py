@@ -50,6 +50,10 @@ class Executor(Protocol):
 
     def sample(self) -> PendingStep: ...
 
+    def expert_tokens(self) -> dict[str, list[int]]:
+        """As `Worker.expert_tokens`, of rank 0. Only asked for with ``count_expert_tokens``."""
+        ...
+
     def profile(self, run: Callable[[], object]) -> str | None:
         """As `DeviceRuntime.profile`, of rank 0; ``run`` calls the methods above."""
         ...

@@ -57,6 +57,9 @@ class LocalExecutor:
     def sample(self) -> PendingStep:
         return self.worker.sample()
 
+    def expert_tokens(self) -> dict[str, list[int]]:
+        return self.worker.expert_tokens()
+
     def profile(self, run: Callable[[], object]) -> str | None:
         return self.worker.profile(run)
 

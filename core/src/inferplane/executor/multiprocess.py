@@ -98,6 +98,9 @@ class MultiprocessExecutor:
         self._accepted = result.sampled_token_ids
         return DoneStep(result)
 
+    def expert_tokens(self) -> dict[str, list[int]]:
+        return self._own_worker().expert_tokens()
+
     def profile(self, run: Callable[[], object]) -> str | None:
         return self._own_worker().profile(run)
 

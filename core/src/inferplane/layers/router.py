@@ -60,7 +60,8 @@ class Router(Layer):
     """``prefix.weight`` (and ``.bias``) on every rank, and the choice from its product.
 
     ``dtype`` is the router's own, for models that keep theirs wider than the rest; it is never quantized.
-    The selection bias is the tensor ``bias_name``.
+    The selection bias is the tensor ``bias_name``. Where the configuration has ``count_expert_tokens``,
+    ``num_tokens: [num_experts]`` int64 counts on the device how many tokens each expert got.
     """
 
     def __init__(
@@ -75,6 +76,12 @@ class Router(Layer):
         bias_name: str | None = None,
     ) -> None:
         self.routing = routing
+        self.name = prefix
+        self.num_tokens = (
+            torch.zeros(routing.num_experts, dtype=torch.int64, device=ctx.device)
+            if ctx.config.count_expert_tokens
+            else None
+        )
         self._dtype = ctx.dtype if dtype is None else getattr(torch, dtype)
         self._is_converted = self._dtype != ctx.dtype
         self.gate = ReplicatedLinear(
@@ -104,6 +111,9 @@ class Router(Layer):
             weights, ids = self._topk_softmax(logits, routing.top_k, routing.renormalize)
         else:
             weights, ids = choose_experts(logits, routing, self._selection_bias)
+        if self.num_tokens is not None:
+            chosen = ids.flatten().long()
+            self.num_tokens.scatter_add_(0, chosen, torch.ones_like(chosen))
         return weights if routing.scale == 1.0 else weights * routing.scale, ids
 
 

@@ -18,7 +18,7 @@ from inferplane.api.kv_dtype import stored_type
 from inferplane.api.model import BuildContext, Model
 from inferplane.api.worker import PendingStep, Worker, WorkerContext
 from inferplane.engine.kv_grouping import group_layers
-from inferplane.layers import Attention, RotaryEmbedding, walk_layers
+from inferplane.layers import Attention, RotaryEmbedding, Router, walk_layers
 from inferplane.plan import StepPlan
 from inferplane.quantization.registry import DEQUANTIZE, make_format
 from inferplane.runner.batch import Batch
@@ -210,10 +210,26 @@ class ModelWorker(Worker):
             self.execute(plan)
             if self.is_sampling and plan.num_scheduled_tokens:
                 self.runner.sample().result()
+        with torch.inference_mode():
+            for _, counts in self._expert_counts():
+                counts.zero_()
         generates = self.config.model.pooler is None
         if generates and self.config.graphs.is_enabled and (backend := self.runtime.graphs()) is not None:
             self._record_graphs(backend, self._kv_config)
         self.runtime.synchronize()
+
+    def _expert_counts(self) -> list[tuple[str, torch.Tensor]]:
+        """Of each router that counts, ``[num_experts]``."""
+        routers = [layer for layer in walk_layers(self.model) if isinstance(layer, Router)]
+        return [(each.name, each.num_tokens) for each in routers if each.num_tokens is not None]
+
+    def expert_tokens(self) -> dict[str, list[int]]:
+        counts = self._expert_counts()
+        if not counts:
+            return {}
+        # one copy from the device
+        at_host = torch.cat([each for _, each in counts]).cpu().split([len(each) for _, each in counts])
+        return {name: each.tolist() for (name, _), each in zip(counts, at_host)}
 
     def _record_graphs(self, backend: GraphBackend, kv_config: KVCacheConfig) -> None:
         """Where something in the way makes that impossible, steps run without, which is slower and no less right."""
