@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from timing import measured_limits, num_buffers, seconds_per_call
 
+from inferplane.api.draw_op import DrawHints
+from inferplane.api.draw_op import draw_token as reference_draw
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.decode_attention import (
     DecodeConfig,
@@ -32,6 +34,7 @@ from inferplane_kernels_triton.decode_attention import (
     choose_num_splits,
     decode_attention,
 )
+from inferplane_kernels_triton.draw_token import draw_token
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.moe_experts import fused_experts
 from inferplane_kernels_triton.moe_routing import topk_softmax
@@ -371,6 +374,25 @@ def stage_experts(report: Report) -> None:
         report.measure("fused_experts", f"{tokens}x{num_experts}x{hidden}x{inner}", calls, num_bytes, flops)
 
 
+def stage_sampling(report: Report) -> None:
+    """Draws from all logits, and by both filters, beside torch's operations. The limit is to read the logits once."""
+    for rows in (1, 32, 256):
+        logits = [randn(rows, VOCAB) for _ in range(min(4, num_buffers(2 * rows * VOCAB)))]
+        floats = torch.tensor([[0.8], [0.9], [0.0]], device="cuda").repeat(1, rows)
+        ints = torch.randint(1, 1000, (3, rows), dtype=torch.int32, device="cuda")
+        for what, top_k_width, has_top_p in (
+            ("all", 0, False),
+            ("top_p", 0, True),
+            ("top_k+top_p", 1024, True),
+        ):
+            hints = DrawHints(top_k_width=top_k_width, has_top_p=has_top_p, has_min_p=False)
+            filters = {"has_top_k": top_k_width > 0, "has_top_p": has_top_p}
+            calls = [partial(draw_token, each, floats, ints, **filters) for each in logits]
+            torchs = [partial(reference_draw, each, floats, ints, hints) for each in logits]
+            for kernel, each in (("draw_token", calls), ("draw_token by torch", torchs)):
+                report.measure(kernel, f"{rows}x{VOCAB}", each, 2 * rows * VOCAB, filters=what)
+
+
 STAGES: dict[str, Callable[[Report], None]] = {
     "matvec": stage_matvec,
     "gated": stage_gated,
@@ -380,6 +402,7 @@ STAGES: dict[str, Callable[[Report], None]] = {
     "elementwise": stage_elementwise,
     "prefill": stage_prefill_attention,
     "experts": stage_experts,
+    "sampling": stage_sampling,
 }
 
 

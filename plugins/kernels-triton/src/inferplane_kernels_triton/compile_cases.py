@@ -10,6 +10,7 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
+from inferplane_kernels_triton.draw_token import draw_token
 from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
@@ -56,6 +57,12 @@ def _elementwise(tuning: TuningTable) -> None:
 
 def _best_token(tuning: TuningTable) -> None:
     best_token(_meta(32, 128256))
+
+
+def _draw_token(tuning: TuningTable) -> None:
+    floats, ints = _meta(3, 32, dtype=torch.float32), _index(3, 32)
+    draw_token(_meta(32, 128256), floats, ints)
+    draw_token(_meta(32, 128256, dtype=torch.float32), floats, ints, has_top_k=False)
 
 
 def _rotary(tuning: TuningTable) -> None:
@@ -171,6 +178,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "rotary": _rotary,
     "rope_and_store": _rope_and_store,
     "store_kv": _store_kv,
+    "draw_token": _draw_token,
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
     "encoder_attention": _encoder_attention,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from inferplane.api.draw_op import DrawHints
 from inferplane.api.ops import OpImpl
 from inferplane_torch_accelerator.launch import Launch
 
@@ -29,6 +30,7 @@ def triton_ops(launch: Launch) -> list[OpImpl]:
     kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, best_token, encoder_attention)
     functions = {kernel.__name__: _launched(kernel, launch) for kernel in kernels}
     functions["fused_experts"] = tuned_experts(launch)
+    functions["draw_token"] = _draw_token(launch)
     return [OpImpl(name, function, PROVIDER, priority=10) for name, function in functions.items()]
 
 
@@ -38,5 +40,19 @@ def _launched(kernel: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     @wraps(kernel)
     def call(first: torch.Tensor, *args: Any, **options: Any) -> Any:
         return kernel(first, *args, **options, pdl=launch.pdl(first.device))
+
+    return call
+
+
+def _draw_token(launch: Launch) -> Callable[..., torch.Tensor]:
+    from inferplane_kernels_triton.draw_token import draw_token
+
+    def call(
+        logits: torch.Tensor, floats: torch.Tensor, ints: torch.Tensor, hints: DrawHints
+    ) -> torch.Tensor:
+        return draw_token(
+            logits, floats, ints, has_top_k=hints.top_k_width > 0, has_top_p=hints.has_top_p,
+            pdl=launch.pdl(logits.device),
+        )  # fmt: skip
 
     return call
