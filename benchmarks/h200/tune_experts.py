@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ GROUPED = {
 """Candidates by the number of tokens: decoding batches, a step of both kinds, and prompts."""
 
 
+PREFETCH = (2, 0, 4)
+
+
 class Layers:
     """Some layers' experts, and tokens that were routed at random."""
 
@@ -112,6 +116,8 @@ def tune_grouped(measuring: Measuring, num_tokens: int, layers: Layers) -> None:
     default = ExpertsConfig.default(num_tokens * TOP_K, EXPERTS, torch.bfloat16)
     config = min(candidates, key=lambda each: time(each, default))
     down = min(candidates, key=lambda each: time(config, each))
+    config = min((replace(config, prefetch=each) for each in PREFETCH), key=lambda each: time(each, down))
+    down = min((replace(down, prefetch=each) for each in PREFETCH), key=lambda each: time(config, each))
     if time(config, down) < time(default, default) < float("inf"):
         key = f"{num_tokens}x{EXPERTS}x{HIDDEN}x{INNER}"
         measuring.keep("fused_experts", key, config)
@@ -124,6 +130,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("experts-out"))
     parser.add_argument("--seconds", type=float, default=170.0)
+    parser.add_argument("--tokens", type=int, nargs="+", choices=(1, *GROUPED), default=[1, *GROUPED])
     parser.add_argument("--adopt", type=Path, help="an experts.json to put into the shipped table")
     args = parser.parse_args()
     if args.adopt:
@@ -132,9 +139,12 @@ def main() -> None:
     measuring = Measuring()
     measuring.start(args.seconds)
     weights = [(randn(EXPERTS, 2 * INNER, HIDDEN), randn(EXPERTS, HIDDEN, INNER)) for _ in range(LAYERS)]
-    tune_one_token(measuring, Layers(1, weights))
-    for num_tokens in GROUPED:
-        tune_grouped(measuring, num_tokens, Layers(num_tokens, weights))
+    for num_tokens in args.tokens:
+        layers = Layers(num_tokens, weights)
+        if num_tokens == 1:
+            tune_one_token(measuring, layers)
+        else:
+            tune_grouped(measuring, num_tokens, layers)
     measuring.write(args.out / "experts.json")
 
 

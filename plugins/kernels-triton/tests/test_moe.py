@@ -149,3 +149,26 @@ def test_no_tokens_and_an_unknown_activation(device: torch.device):
 @pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
 def test_at_real_shapes(num_tokens: int, device: torch.device):
     check(num_tokens, (128, 8, 2048, 768), torch.bfloat16, device, None)
+
+
+@gpu
+@pytest.mark.parametrize("num_tokens", [2, 32, 700])
+def test_layers_that_start_during_each_other(num_tokens: int, device: torch.device):
+    """Each finds the experts of its own tokens, in memory that the layer before it had for its."""
+    num_layers, num_experts, top_k, hidden, inner = 12, 16, 3, 512, 200
+    x = torch.randn(num_tokens, hidden, device=device).bfloat16()
+    layers = []
+    for _ in range(num_layers):
+        w13 = (torch.randn(num_experts, 2 * inner, hidden, device=device) / hidden**0.5).bfloat16()
+        w2 = (torch.randn(num_experts, hidden, inner, device=device) / inner**0.5).bfloat16()
+        routes = topk_softmax(torch.randn(num_tokens, num_experts, device=device), top_k, True)
+        layers.append((*routes, w13, w2))
+    plain = [fused_experts(x, *layer) for layer in layers]
+    torch.cuda.synchronize()
+    for prefetch in (0, 2, 8):
+        config = ExpertsConfig(prefetch=prefetch)
+        for _ in range(3):
+            started = [fused_experts(x, *layer, config=config, pdl=True) for layer in layers]
+            assert all(map(torch.equal, started, [fused_experts(x, *each, config=config) for each in layers]))
+    for got, want in zip(started, plain):
+        assert_close(got, want.double())

@@ -24,6 +24,15 @@ def begin(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
+@triton.jit
+def begin_before_next(PDL: tl.constexpr):
+    """As `begin`, but the next kernel starts no sooner than this one's wait is over: what was written before this one,
+    the next may read before it waits itself."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 LINE_BYTES = tl.constexpr(128)
 """Of the second-level cache."""
 

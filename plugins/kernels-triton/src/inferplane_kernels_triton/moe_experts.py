@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import gated_activation
-from inferplane_kernels_triton.launch import begin, options, require_unit_stride
+from inferplane_kernels_triton.launch import (
+    LINE_BYTES,
+    begin,
+    begin_before_next,
+    options,
+    prefetch,
+    require_unit_stride,
+)
 from inferplane_kernels_triton.moe_one_token import OneTokenConfig, experts_of_one_token
 from inferplane_kernels_triton.moe_sort import sort_by_expert
 
@@ -32,6 +39,9 @@ class ExpertsConfig:
     columns: int = 128
     num_warps: int = 4
     num_stages: int = 3
+    prefetch: int = 2
+    """Columns of the weight, in times of ``columns``, that a program asks for as soon as it knows its expert, where
+    kernels start during the one before: 0 or a power of two."""
 
     @classmethod
     def default(cls, num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertsConfig:
@@ -48,8 +58,9 @@ def _tile_of_expert(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.con
     """(expert, first, last): the pairs of one tile; first ≥ last where all experts together have fewer tiles."""
     experts = tl.arange(0, EXPERTS)
     inside = experts < NUM_EXPERTS
-    start = tl.load(starts_ptr + experts, mask=inside, other=0)
-    end = tl.load(starts_ptr + experts + 1, mask=inside, other=0)
+    # around the first-level cache, which may still have an earlier layer's
+    start = tl.load(starts_ptr + experts, mask=inside, other=0, cache_modifier=".cg")
+    end = tl.load(starts_ptr + experts + 1, mask=inside, other=0, cache_modifier=".cg")
     tiles = (end - start + TOKENS - 1) // TOKENS
     expert = tl.sum((tl.cumsum(tiles, axis=0) <= tile).to(tl.int32), axis=0)
     earlier = tl.sum(tl.where(experts < expert, tiles, 0), axis=0)
@@ -64,23 +75,36 @@ def _expert_product(
     num_out, alpha, limit,
     IN: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GATED: from a token's row of x to the pair's place in the order. Else: from there to the pair's row, weighted."""
-    begin(PDL)
+    if GATED:
+        begin_before_next(PDL)
+    # The sort was over before the product with gate and up let the other one start.
     expert, first, last = _tile_of_expert(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERTS, TOKENS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    up_ptr = weight_ptr + tl.cast(num_out, tl.int64) * weight_row
+    if PDL and PREFETCH > 0:  # noqa: SIM102 - constants, and values of the device
+        if first < last:
+            line: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+            lines = tl.minimum(tl.arange(0, PREFETCH * COLUMNS // line) * line, IN - 1)
+            ahead = expert.to(tl.int64) * weight_expert + lines[None, :]
+            ahead += tl.minimum(rows, num_out - 1).to(tl.int64)[:, None] * weight_row
+            prefetch(weight_ptr + ahead)
+            if GATED:
+                prefetch(up_ptr + ahead)
+    if not GATED:
+        begin(PDL)
     if first < last:
         places = first + tl.arange(0, TOKENS)
         exists = places < last
         pairs = tl.load(order_ptr + places, mask=exists, other=0).to(tl.int64)
         sources = pairs // TOP_K if GATED else places.to(tl.int64)
         targets = places.to(tl.int64) if GATED else pairs
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         row_mask = rows < num_out
         row_starts = expert.to(tl.int64) * weight_expert + rows.to(tl.int64)[:, None] * weight_row
         acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
         up_acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
-        up_ptr = weight_ptr + tl.cast(num_out, tl.int64) * weight_row
         for start in tl.range(0, IN, COLUMNS, num_stages=STAGES):
             columns = (start + tl.arange(0, COLUMNS))[None, :]
             mask = row_mask[:, None] & (columns < IN)
@@ -180,7 +204,7 @@ def fused_experts(
             weight.stride(1), target.shape[1], swiglu_alpha, swiglu_limit,
             IN=weight.shape[2], TOP_K=top_k, NUM_EXPERTS=num_experts, EXPERTS=triton.next_power_of_2(num_experts),
             GATED=is_gated, ACTIVATION=activation, HAS_BIAS=bias is not None, TOKENS=tile.tokens,
-            ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.num_stages, PDL=pdl,
+            ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.num_stages, PREFETCH=tile.prefetch, PDL=pdl,
             **options(pdl, num_warps=tile.num_warps),
         )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden))
