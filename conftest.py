@@ -14,6 +14,7 @@ from hypothesis import settings
 
 import smollm2
 import tiny_models
+from packaged_gguf import join
 
 # An example that is slow because the machine is busy is no fault.
 settings.register_profile("repository", deadline=None)
@@ -45,6 +46,24 @@ def smollm2_folder(smollm2_gguf: Path, pytestconfig: pytest.Config) -> Path:
             smollm2.write_float32_folder(smollm2_gguf, unfinished)
             unfinished.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def packaged_gguf(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """`packaged_gguf(model)` is the file of one of `packaged_gguf.PACKAGES`, joined in pytest's cache; a test whose
+    packages are not installed is skipped, for they are large."""
+    cache = pytestconfig.cache
+    assert cache is not None, "packaged_gguf needs pytest's cache; run without -p no:cacheprovider"
+    folder = cache.mkdir("packaged-gguf")
+
+    def file_of(model: str) -> Path:
+        with FileLock(folder / "lock"):
+            try:
+                return join(model, folder)
+            except FileNotFoundError as error:
+                pytest.skip(str(error))
+
+    return file_of
 
 
 @pytest.fixture(scope="session")

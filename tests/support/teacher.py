@@ -20,11 +20,15 @@ TOLERANCE = 1e-4
 class Teacher:
     """What transformers thinks of given sequences."""
 
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(self, model: Path) -> None:
+        """``model``: a folder, or a GGUF file, whose numbers are taken for what they stand for."""
+        from transformers import AutoModelForCausalLM, GgufConfig
 
+        more = {}
+        if model.suffix == ".gguf":
+            more = {"gguf_file": model.name, "quantization_config": GgufConfig(dequantize=True)}
         loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            model.parent if more else model, dtype=torch.float32, attn_implementation="eager", **more
         )
         self._model = loaded.eval()
 
