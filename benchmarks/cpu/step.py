@@ -166,13 +166,16 @@ def main() -> None:
     )
     parser.add_argument("--model", help="the demo model without it")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy for a folder that holds only a config.json"
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--out", type=Path, help="JSON lines to write")
     args = parser.parse_args()
-    llm = LLM(args.model, dtype=args.dtype, enable_graphs=not args.no_graphs)
+    llm = LLM(args.model, dtype=args.dtype, load_format=args.load_format, enable_graphs=not args.no_graphs)
     clock = watch(llm)
     rows = []
     for num_requests in args.batch_sizes:

@@ -88,10 +88,18 @@ Left<T> left_of(const T* weight, int64_t weight_depth, int64_t first_depth, int6
   return {{staged, staged + kHalf * stride}, stride, {kHalf, kHalf}};
 }
 
-// sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded). `next` are the two halves that will be on the
-// left next, or null: they are fetched meanwhile, because memory and tiles are busy by turns otherwise.
+// Rows that will be on the left next. Those from first_row up to end_row, of both halves, are fetched meanwhile, because
+// memory and tiles are busy by turns otherwise.
+template <class T>
+struct Next {
+  const T* half[2];
+  int64_t stride;
+  int first_row, end_row;
+};
+
+// sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded).
 template <class T, int kPanels>
-void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, const float* panels,
+void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
               int64_t panel_stride, int64_t depth, float* sums, bool adds) {
   constexpr int kStride = kGroup<T> * kPanel;
 #if INFERPLANE_HAS_AMX
@@ -111,12 +119,10 @@ void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, co
     }
     const int64_t row_bytes = left.stride * 2;
     for (int64_t i = 0; i < depth; i += 32) {
-      if (next != nullptr)
-#pragma GCC unroll 16
-        for (int row = 0; row < kHalf; ++row) {
-          _mm_prefetch(reinterpret_cast<const char*>(next[0] + row * next_stride + i), _MM_HINT_T1);
-          _mm_prefetch(reinterpret_cast<const char*>(next[1] + row * next_stride + i), _MM_HINT_T1);
-        }
+      for (int row = next.first_row; row < next.end_row; ++row) {
+        _mm_prefetch(reinterpret_cast<const char*>(next.half[0] + row * next.stride + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(next.half[1] + row * next.stride + i), _MM_HINT_T1);
+      }
       // the hint keeps them from driving the rows, which the next panels need as well, out of the cache
       _tile_stream_loadd(4, panels + i * 8, 64);
       _tile_loadd(6, left.half[0] + i, row_bytes);
@@ -136,7 +142,7 @@ void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, co
     return;
   }
 #endif
-  (void)next, (void)next_stride;
+  (void)next;
   using Number = typename LeftOf<T>::Number;
   constexpr int kRows = INFERPLANE_HAS_AVX512 ? 8 : 4;
   constexpr int kNumbers = kIsPaired<T> ? 2 : 1;
@@ -184,12 +190,12 @@ void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, co
 }
 
 template <class T>
-inline void multiply(const Left<T>& left, const T* const* next, int64_t next_stride, const float* panels,
+inline void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
                      int64_t panel_stride, int num_panels, int64_t depth, float* sums, bool adds) {
-  if (num_panels == 1) return multiply<T, 1>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
+  if (num_panels == 1) return multiply<T, 1>(left, next, panels, panel_stride, depth, sums, adds);
   if constexpr (kGroup<T> > 1)
-    if (num_panels == 2) return multiply<T, 2>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
-  if constexpr (kGroup<T> > 2) multiply<T, 3>(left, next, next_stride, panels, panel_stride, depth, sums, adds);
+    if (num_panels == 2) return multiply<T, 2>(left, next, panels, panel_stride, depth, sums, adds);
+  if constexpr (kGroup<T> > 2) multiply<T, 3>(left, next, panels, panel_stride, depth, sums, adds);
 }
 
 }  // namespace inferplane::INFERPLANE_LEVEL

@@ -28,6 +28,8 @@ void dot_block(const T* weight, int64_t depth, const Block& block, const T* x, f
 #if INFERPLANE_HAS_AVX512_BF16
 #pragma GCC unroll 4
           for (int row = 0; row < kRows; ++row) {
+            // the rows that come next: the processor itself starts to fetch too late
+            _mm_prefetch(reinterpret_cast<const char*>(rows[row] + kRows * depth + i), _MM_HINT_T0);
             __m512bh left = (__m512bh)_mm512_loadu_si512(rows[row] + i);
 #pragma GCC unroll 4
             for (int token = 0; token < kTokens; ++token)

@@ -39,10 +39,17 @@ EXPORT(double, multiply_registers)(int64_t num_tasks, int64_t rounds_per_task) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-    _tile_zero(6);
-    _tile_zero(7);
+    // numbers as weights have them: products of zeros take less power, and run faster than any that matter
+    alignas(64) bf16 numbers[16 * 32];
+    uint32_t state = 1;
+    for (bf16& number : numbers) {
+      state = state * 1664525u + 1013904223u;
+      number = bf16(0x3c00 | (state >> 16 & 0x83ff));  // of either sign, 0.0078 to 2
+    }
+    _tile_loadd(4, numbers, 64);
+    _tile_loadd(5, numbers, 64);
+    _tile_loadd(6, numbers, 64);
+    _tile_loadd(7, numbers, 64);
     for (int64_t round = 0; round < rounds_per_task; ++round) {
       _tile_dpbf16ps(0, 6, 4);
       _tile_dpbf16ps(1, 6, 5);

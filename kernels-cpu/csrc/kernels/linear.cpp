@@ -120,14 +120,17 @@ class Product {
         Block block = block_at(index, out_features_, outputs_.is_gated);
         Left<T> left = left_of(weight_, depth_, at, depth, block, num_groups > 2, staged);
         Block after = block_at(index + 1, out_features_, outputs_.is_gated);
-        const T* next[2] = {weight_ + after.first[0] * depth_ + at, weight_ + after.first[1] * depth_ + at};
-        bool has_next = index + 1 < end && after.size[1] == kHalf;
+        Next<T> next{{weight_ + after.first[0] * depth_ + at, weight_ + after.first[1] * depth_ + at}, depth_, 0, 0};
+        bool fetches = num_groups > 1 && index + 1 < end && after.size[1] == kHalf;
         for (int group = 0; group < num_groups; ++group) {
           int panel = group * kGroup<T>, size = num_panels - panel < kGroup<T> ? num_panels - panel : kGroup<T>;
           float* sums = all_sums + kSums * (keeps_sums ? (index - first) * num_groups + group : turn++ % 2);
-          bool fetches = has_next && group == num_groups - 1 && num_groups > 1;
-          multiply(left, fetches ? next : nullptr, depth_, panels + panel * panel_stride + at * kPanel / (kIsPaired<T> ? 2 : 1), panel_stride, size,
-                   padded_depth<T>(depth), sums, at > 0);
+          if (fetches) {  // evenly: all at once would keep this group's rows waiting
+            next.first_row = group * kHalf / num_groups;
+            next.end_row = (group + 1) * kHalf / num_groups;
+          }
+          const float* columns = panels + panel * panel_stride + at * kPanel / (kIsPaired<T> ? 2 : 1);
+          multiply(left, next, columns, panel_stride, size, padded_depth<T>(depth), sums, at > 0);
           if (at + depth < depth_) continue;
           // Behind the next product rather than behind its own, which the tiles are still busy with.
           put(before);
