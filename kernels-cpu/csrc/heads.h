@@ -1,6 +1,8 @@
 // Between the projection to q, k and v and attention: norms of heads, rotary embedding, and the KV cache's new tokens.
 #pragma once
 
+#include <type_traits>
+
 #include "kv_tiles.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
@@ -62,30 +64,45 @@ struct NewTokens {
   int num_tokens, num_heads;
 };
 
+// Numbers in the type that they are stored in: where they lie or, of another type, in `room`.
+template <class T, class X>
+inline const T* stored_as(const X* from, int size, [[maybe_unused]] T* room) {
+  if constexpr (std::is_same_v<T, X>) {
+    return from;
+  } else {
+    for (int at = 0; at < size; at += 16) {
+      int n = size - at;
+      n >= 16 ? store(room + at, load(from + at)) : store(room + at, load(from + at, n), n);
+    }
+    return room;
+  }
+}
+
 // Turns q where it lies, if there is a rotation, and stores k, turned, and v.
-template <class T>
-void place_tokens(const NewTokens<T>& tokens, const KV<T>& kv, const int64_t* slots, const Rotation* rotation) {
+template <class X, class T>
+void place_tokens(const NewTokens<X>& tokens, const KV<T>& kv, const int64_t* slots, const Rotation* rotation) {
   constexpr int kTokensPerTask = 16;
   int head_dim = kv.head_dim, num_kv_heads = kv.num_kv_heads;
   auto place = [&](int64_t token) {
     const float* table = nullptr;
     if (rotation != nullptr) {
       table = rotation->cos_sin + rotation->positions[token] * rotation->rotary_dim;
-      T* q = tokens.q + token * tokens.q_stride;
+      X* q = tokens.q + token * tokens.q_stride;
       for (int head = 0; head < tokens.num_heads; ++head)
-        turn_head(q + head * head_dim, q + head * head_dim, head_dim, static_cast<const T*>(rotation->q_norm),
+        turn_head(q + head * head_dim, q + head * head_dim, head_dim, static_cast<const X*>(rotation->q_norm),
                   rotation->eps, table, rotation->rotary_dim);
     }
     for (int head = 0; head < num_kv_heads; ++head) {
-      const T* key = tokens.k + token * tokens.kv_stride + head * head_dim;
-      const T* value = tokens.v + token * tokens.kv_stride + head * head_dim;
-      T turned[kMostHeadDim];
+      const X* key = tokens.k + token * tokens.kv_stride + head * head_dim;
+      const X* value = tokens.v + token * tokens.kv_stride + head * head_dim;
+      X turned[kMostHeadDim];
+      T stored_key[kMostHeadDim], stored_value[kMostHeadDim];
       if (rotation != nullptr) {
-        turn_head(key, turned, head_dim, static_cast<const T*>(rotation->k_norm), rotation->eps, table,
+        turn_head(key, turned, head_dim, static_cast<const X*>(rotation->k_norm), rotation->eps, table,
                   rotation->rotary_dim);
         key = turned;
       }
-      kv.store(slots[token], head, key, value);
+      kv.store(slots[token], head, stored_as(key, head_dim, stored_key), stored_as(value, head_dim, stored_value));
     }
   };
   int num_tokens = tokens.num_tokens;

@@ -20,9 +20,18 @@ struct LeftOf<bf16> {
 template <class T>
 using Left = typename LeftOf<T>::type;
 
+// Whether numbers are multiplied as high and low bfloat16 halves, by tiles, where there are many rows of them.
+template <class T>
+constexpr bool kSplits = false;
+#if INFERPLANE_HAS_AMX
+template <>
+inline constexpr bool kSplits<half> = true;
+#endif
+
 // Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
-// numbers, of which those beyond the depth are 0.
-constexpr int kMostRows = 32;
+// numbers, of which those beyond the depth are 0. The more rows, the less it costs to split what they are multiplied by.
+template <class T>
+constexpr int kMostRows = kSplits<T> ? 64 : 32;
 
 // The right matrix: `num_parts` parts one below the other, each `depth` deep (a multiple of 16) and all as wide.
 struct Right {
@@ -150,6 +159,37 @@ inline void multiply_row_tiles(const bf16* a, int a_stride, const Right& b, floa
   for (; panel + 2 <= b.num_panels; panel += 2)
     multiply_tiles<kRowTiles, 2>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
   if (panel < b.num_panels) multiply_tiles<kRowTiles, 1>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+}
+
+#endif
+
+#if INFERPLANE_HAS_AMX
+
+// A number as the sum of two of bfloat16: 17 bits of it.
+struct Halves {
+  __m256i high, low;
+};
+
+inline Halves halves_of(Vec a) {
+  __m256i high = narrow16(a.all);
+  return {high, narrow16(_mm512_sub_ps(a.all, widen16(high)))};
+}
+
+// Pairs of rows of 16 numbers, as they lie in panels of float16, as rows of 16 pairs of bfloat16. Nothing is lost.
+inline void split_panels(const half* from, int size, bf16* high, bf16* low) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  auto paired = [&](__m512 even, __m512 odd) {
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+  };
+  for (int at = 0; at < size; at += 32) {
+    __m512 even = load(from + at).all, odd = load(from + at + 16).all;
+    __m512i pairs = paired(even, odd);
+    __m512 high_even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    __m512 high_odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))));
+    _mm512_store_si512(high + at, pairs);
+    _mm512_store_si512(low + at, paired(_mm512_sub_ps(even, high_even), _mm512_sub_ps(odd, high_odd)));
+  }
 }
 
 #endif

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native_attention import LayerShape, PagedAttention, Step, allocate_kv
+from inferplane_kernels_cpu.native_attention import DTYPES, LayerShape, PagedAttention, Step, allocate_kv
 from inferplane_kernels_cpu.program import Program
 
 pytestmark = pytest.mark.skipif(
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+TOLERANCE_OF_HALVES = 4e-5
+"""Of float32 over float16: numbers in two halves have 17 bits."""
 EPS = 1e-6
 
 
@@ -42,6 +44,8 @@ class Case:
     has_norm: bool = False
     is_latent: bool = False
     seed: int = 0
+    kv_dtype: torch.dtype | None = None
+    """Where keys and values are not stored as they are."""
     block_table: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +64,11 @@ class Case:
         self.keys = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.values = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.queries = [self._heads(length, self.num_heads) for length in self.query_lens]
+        if self.kv_dtype is not None:
+            self.keys, self.values = (
+                [each.to(self.kv_dtype).to(self.dtype) for each in stored]
+                for stored in (self.keys, self.values)
+            )
         if self.is_latent:
             self.values = self.keys
 
@@ -83,12 +92,12 @@ class Case:
     def kernel(self, level: str | None) -> PagedAttention:
         shape = (self.num_heads, self.num_kv_heads, self.head_dim, self.block_size, self.window, self.chunk)
         layer = LayerShape(*shape, self.head_dim**-0.5, self.soft_cap, self.is_latent)
-        return PagedAttention(layer, self.dtype, at=level)
+        return PagedAttention(layer, self.dtype, self.kv_dtype, at=level)
 
     def store_past(self, kernel: PagedAttention) -> torch.Tensor:
         """A cache in which everything before the step is."""
         shape = (self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
-        kv = allocate_kv(*shape, self.dtype, is_latent=self.is_latent)
+        kv = allocate_kv(*shape, self.kv_dtype or self.dtype, is_latent=self.is_latent)
         assert kv.numel() == math.prod(shape) * (1 if self.is_latent else 2)
         kv.fill_(math.nan)
         keys = torch.cat([keys[:past] for keys, past in zip(self.keys, self.pasts)])
@@ -133,7 +142,8 @@ class Case:
             positions, seen = torch.arange(past, length), torch.arange(length)
             if self.rotary_dim is not None:
                 q = self._turn(q, positions, self.norms[0])
-                keys = torch.cat([keys[:past], self._turn(keys[past:], positions, self.norms[1])])
+                turned = self._turn(keys[past:], positions, self.norms[1])
+                keys = torch.cat([keys[:past], turned.to(self.kv_dtype or self.dtype).to(self.dtype)])
             k, v = (
                 x.double().repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (keys, values)
             )
@@ -163,7 +173,9 @@ class Case:
 
     def check(self, level: str | None = None) -> None:
         # a rounded key, turned, may be the other of two neighbours
-        limit = TOLERANCES[self.dtype] * (1 if self.rotary_dim is None else 2)
+        limit = TOLERANCES[self.kv_dtype or self.dtype] * (1 if self.rotary_dim is None else 2)
+        if self.kv_dtype != self.dtype and self.kv_dtype is not None and self.rotary_dim is None:
+            limit = TOLERANCE_OF_HALVES
         torch.testing.assert_close(self.run(level).double(), self.truth(), rtol=limit, atol=limit)
 
 
@@ -222,6 +234,26 @@ def test_latents(level: str, num_heads: int, head_dim: int, block_size: int, dty
     Case(*lens, dtype, num_heads, 1, head_dim, block_size, is_latent=True).check(level)
 
 
+@pytest.mark.parametrize("rotary_dim", [None, 64])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"window": 40, "soft_cap": 1.5},
+        {"chunk": 64, "has_sinks": True},
+        {"head_dim": 80},
+        {"block_size": 7},
+        {"num_heads": 40, "num_kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_float32_over_float16(level: str, more: dict[str, float], rotary_dim: int | None) -> None:
+    """Few rows as they are, many in halves with AMX."""
+    lens = [600, 50, 400, 1, 130, 90], [1, 50, 300, 1, 3, 9]
+    case = Case(*lens, torch.float32, rotary_dim=rotary_dim, kv_dtype=torch.float16, **more)  # type: ignore[arg-type]
+    case.check(level)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_random_steps(data: st.DataObject) -> None:
@@ -233,10 +265,11 @@ def test_random_steps(data: st.DataObject) -> None:
             [{}, {}, {"window": 1}, {"window": 19}, {"window": 300}, {"chunk": 10}, {"chunk": 200}]
         )
     )
+    dtype, kv_dtype = data.draw(st.sampled_from(DTYPES))
     Case(
         lens,
         [data.draw(st.sampled_from([1, length, data.draw(st.integers(1, length))])) for length in lens],
-        data.draw(st.sampled_from(list(TOLERANCES))),
+        dtype,
         num_kv_heads * data.draw(st.sampled_from([1, 2, 5])),
         num_kv_heads,
         head_dim,
@@ -246,6 +279,7 @@ def test_random_steps(data: st.DataObject) -> None:
         rotary_dim=data.draw(st.sampled_from([None, head_dim, head_dim // 4 * 2])),
         has_norm=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 1000)),
+        kv_dtype=None if kv_dtype == dtype else kv_dtype,
         **limit,
     ).check(data.draw(st.sampled_from(native.levels())))
 

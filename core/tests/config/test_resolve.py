@@ -185,6 +185,12 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(resolved, name: str,
 def test_settings_that_exclude_each_other(resolved) -> None:
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(8\) is below max_num_seqs \(9\)"):
         resolved(max_num_seqs=9, max_num_batched_tokens=8)
+    with pytest.raises(ConfigError, match="float16 is for float32 activations, but dtype is bfloat16"):
+        resolved(dtype="bfloat16", kv_cache_dtype="float16")
+    with pytest.raises(
+        ConfigError, match="--quantization is dequantize, but the checkpoint is plain already"
+    ):
+        resolved(quantization="dequantize")
     with pytest.raises(ConfigError, match="executor local runs one rank"):
         resolved(executor="local", tensor_parallel_size=2)
 

@@ -37,6 +37,20 @@ def test_the_same_memory_holds_more_blocks(tiny_model: Callable[[str], Path]) ->
     assert num_blocks["auto"] == (1 << 20) // (256 * 16)
     assert num_blocks["fp8_e4m3"] == num_blocks["fp8_e5m2"] == 2 * num_blocks["auto"]
     assert num_blocks["int8_per_token_head"] == (1 << 20) // (2 * 2 * 2 * (16 + 4) * 16)
+    with open_llm(tiny_model("llama"), kv_cache_dtype="float16") as llm:  # of float32
+        assert llm.stats().num_blocks == num_blocks["auto"]
+
+
+def test_float16_is_next_to_nothing_off(tiny_model: Callable[[str], Path]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for kv_dtype in ("auto", "float16"):
+        with open_llm(tiny_model("llama"), kv_cache_dtype=kv_dtype) as llm:
+            [output] = llm.generate([{"prompt_token_ids": list(range(3, 60))}], params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        found.append([entry.chosen.logprob for entry in output.prompt_logprobs if entry is not None])
+    assert found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], abs=5e-3)
 
 
 @pytest.mark.parametrize("kv_dtype", QUANTIZED_KV)
@@ -70,7 +84,9 @@ def test_missing_scales_are_told_once(
 
 
 def test_a_type_that_is_none(tiny_model: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype must be one of auto, fp8_e4m3, .*, got 'fp8'"):
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_dtype must be one of auto, float16, fp8_e4m3, .*, got 'fp8'"
+    ):
         open_llm(tiny_model("llama"), kv_cache_dtype="fp8")
 
 

@@ -5,6 +5,9 @@
 // row i of a request is token i / group, head i % group. A request with many rows is cut into tiles of 32 of them, one
 // with few into pieces of its keys, which are put together at the end. Either is cut at fixed places, so that a
 // request's result does not depend on what else is in the step, or on the number of threads.
+//
+// With AMX, many rows by keys and values of float16 are multiplied in halves, a high and a low bfloat16 number each: high
+// by high, low by high and high by low are one product of three times the depth.
 #include <type_traits>
 
 #include "heads.h"
@@ -34,6 +37,7 @@ namespace {
 
 constexpr int kChunk = 256;  // keys whose scores are computed at a time; a piece is one chunk
 constexpr int kTilesPerChunk = kChunk / kTile;
+constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are done sooner as they are
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
 
@@ -53,11 +57,39 @@ struct Softmax {
   float* weights;  // [num_rows]: the denominator
 };
 
+// Where the weights of a row go.
 template <class T>
+struct PlainWeights {
+  Left<T>* row;
+  void put(int at, Vec values) const { store(row + at, values); }
+  void put_both(int at, Vec first, Vec second) const { store_both(row + at, first, second); }
+};
+
+#if INFERPLANE_HAS_AMX
+// Three sections of num_keys: high halves, low ones, and the high ones again.
+struct SplitWeights {
+  bf16* row;
+  int num_keys;
+  void put(int at, Vec values) const {
+    Halves halves = halves_of(values);
+    auto to = [&](int section) { return reinterpret_cast<__m256i*>(row + section * num_keys + at); };
+    _mm256_storeu_si256(to(0), halves.high);
+    _mm256_storeu_si256(to(1), halves.low);
+    _mm256_storeu_si256(to(2), halves.high);
+  }
+  void put_both(int at, Vec first, Vec second) const {
+    put(at, first);
+    put(at + 16, second);
+  }
+};
+#endif
+
+// T: of keys and values as they are stored. X: of queries and results.
+template <class T, class X>
 class Attention {
  public:
-  Attention(const LayerShape& layer, const Step& step, const KV<T>& kv, const T* q, int64_t q_stride,
-            const float* sinks, T* out)
+  Attention(const LayerShape& layer, const Step& step, const KV<T>& kv, const X* q, int64_t q_stride,
+            const float* sinks, X* out)
       : layer_(layer), step_(step), kv_(kv), q_(q), q_stride_(q_stride), sinks_(sinks), out_(out) {
     group_ = layer.num_heads / layer.num_kv_heads;
     padded_dim_ = round_up(layer.head_dim, 16);
@@ -115,7 +147,7 @@ class Attention {
     for (int req = 0; req < step_.num_reqs; ++req) {
       int num_queries = step_.query_start[req + 1] - step_.query_start[req], seq_len = step_.seq_lens[req];
       int past = seq_len - num_queries, num_rows = num_queries * group_;
-      if (num_rows <= kMostRows) {
+      if (num_rows <= kMostRows<T>) {
         if (num_rows == 0) continue;
         int first_seen = first_visible(past), first = first_seen / kTile * kTile;
         int num_pieces = (seq_len - 1) / kChunk - first / kChunk + 1;
@@ -128,8 +160,8 @@ class Attention {
         continue;
       }
       // the longest first, so that the last task of the step is a short one
-      for (int row = (num_rows - 1) / kMostRows * kMostRows; row >= 0; row -= kMostRows) {
-        int last = row + kMostRows < num_rows ? row + kMostRows : num_rows;
+      for (int row = (num_rows - 1) / kMostRows<T> * kMostRows<T>; row >= 0; row -= kMostRows<T>) {
+        int last = row + kMostRows<T> < num_rows ? row + kMostRows<T> : num_rows;
         int first_seen = first_visible(past + row / group_), end = past + (last - 1) / group_ + 1;
         fn(Item{req, row, last - row, first_seen / kTile * kTile, end, first_seen, 0, 1, 0});
       }
@@ -141,6 +173,7 @@ class Attention {
     float* scores;
     Softmax softmax;
     T* tiles;
+    bf16* halves;  // of a tile's keys, and of the values of all tiles of a chunk: high, then low
   };
 
   size_t workspace_bytes() const {
@@ -155,13 +188,14 @@ class Attention {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory + at);
       at += align(count * sizeof(*pointer));
     };
-    take(space.queries, kMostRows * left_stride_);
-    take(space.weights, kMostRows * kChunk);
-    take(space.scores, kMostRows * kChunk);
-    take(space.softmax.sums, kMostRows * padded_dim_);
-    take(space.softmax.highest, kMostRows);
-    take(space.softmax.weights, kMostRows);
+    take(space.queries, kMostRows<T> * left_stride_ * (kSplits<T> ? 2 : 1));
+    take(space.weights, kMostRows<T> * kChunk * (kSplits<T> ? 2 : 1));
+    take(space.scores, kMostRows<T> * kChunk);
+    take(space.softmax.sums, kMostRows<T> * padded_dim_);
+    take(space.softmax.highest, kMostRows<T>);
+    take(space.softmax.weights, kMostRows<T>);
     take(space.tiles, (kv_.is_tiled() ? 1 : kTilesPerChunk) * 2 * kv_.tile_size());
+    if (kSplits<T>) take(space.halves, (kTilesPerChunk + 1) * 2 * kv_.tile_size());
     return at;
   }
 
@@ -169,15 +203,23 @@ class Attention {
     Workspace space;
     lay_out(memory, space);
     Softmax& softmax = space.softmax;
-    load_queries(item, head, space.queries);
-    for (int row = 0; row < kMostRows; ++row) {
+    bool splits = kSplits<T> && item.num_rows >= kFewestSplitRows;
+    if constexpr (kSplits<T>) {
+      if (splits) this->split_queries(item, head, space);
+    }
+    if (!splits) load_queries(item, head, space.queries);
+    for (int row = 0; row < kMostRows<T>; ++row) {
       softmax.highest[row] = -__builtin_inff();
       softmax.weights[row] = 0;
     }
     for (int first = item.first_key; first < item.end_key;) {
       int end = first / kChunk * kChunk + kChunk;
       if (end > item.end_key) end = item.end_key;
-      attend_chunk(item, head, first, end, first == item.first_key, space);
+      bool is_first = first == item.first_key;
+      if constexpr (kSplits<T>) {
+        if (splits) this->attend_split_chunk(item, head, first, end, is_first, space);
+      }
+      if (!splits) attend_chunk(item, head, first, end, is_first, space);
       first = end;
     }
     if (item.num_pieces == 1)
@@ -189,7 +231,7 @@ class Attention {
   void load_queries(const Item& item, int head, Left<T>* queries) const {
     int head_dim = layer_.head_dim;
     for (int row = 0; row < item.num_rows; ++row) {
-      const T* from = query(item, head, row);
+      const X* from = query(item, head, row);
       Left<T>* to = queries + row * left_stride_;
       for (int at = 0; at < left_stride_; at += 16) {
         int n = head_dim - at;
@@ -198,7 +240,24 @@ class Attention {
     }
   }
 
-  const T* query(const Item& item, int head, int row) const {
+#if INFERPLANE_HAS_AMX
+  // Three sections of padded_dim each, as `SplitWeights` has them, and 0 behind.
+  void split_queries(const Item& item, int head, const Workspace& space) const {
+    for (int row = 0; row < item.num_rows; ++row) {
+      const X* from = query(item, head, row);
+      bf16* to = reinterpret_cast<bf16*>(space.queries) + row * split_stride();
+      for (int at = 0; at < padded_dim_; at += 16) {
+        int n = layer_.head_dim - at;
+        SplitWeights{to, padded_dim_}.put(at, n >= 16 ? load(from + at) : load(from + at, n));
+      }
+      std::memset(to + 3 * padded_dim_, 0, 16 * sizeof(bf16));
+    }
+  }
+
+  int split_stride() const { return 3 * padded_dim_ + 16; }
+#endif
+
+  const X* query(const Item& item, int head, int row) const {
     int at = item.first_row + row;
     return q_ + (step_.query_start[item.req] + at / group_) * q_stride_ + (head * group_ + at % group_) * layer_.head_dim;
   }
@@ -217,25 +276,56 @@ class Attention {
       Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_};
       multiply<T>(item.num_rows, space.queries, left_stride_, keys, space.scores + tile * kTile, kChunk, false);
     }
-    weigh(item, first, num_tiles * kTile, is_first, space);
+    weigh(item, first, num_tiles * kTile, is_first, space,
+          [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
     Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile};
     multiply<T>(item.num_rows, space.weights, kChunk, columns, space.softmax.sums, padded_dim_, !is_first);
   }
 
+#if INFERPLANE_HAS_AMX
+  // The same of halves.
+  void attend_split_chunk(const Item& item, int head, int first, int end, bool is_first, const Workspace& space) const {
+    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    int num_tiles = (end - first + kTile - 1) / kTile, size = kv_.tile_size();
+    const void* values[3 * kTilesPerChunk];
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      int key = first + tile * kTile;
+      Tile found = kv_.tile(blocks, head, key, item.first_seen, end, space.tiles);
+      bf16 *key_halves = space.halves, *value_halves = space.halves + (tile + 1) * 2 * size;
+      split_panels(static_cast<const T*>(found.keys), size, key_halves, key_halves + size);
+      split_panels(static_cast<const T*>(found.values), size, value_halves, value_halves + size);
+      const void* keys[3] = {key_halves, key_halves, key_halves + size};
+      values[tile] = values[num_tiles + tile] = value_halves;
+      values[2 * num_tiles + tile] = value_halves + size;
+      multiply<bf16>(item.num_rows, reinterpret_cast<bf16*>(space.queries), split_stride(),
+                     {keys, 3, padded_dim_, 2, 16 * padded_dim_}, space.scores + tile * kTile, kChunk, false);
+    }
+    auto weights = reinterpret_cast<bf16*>(space.weights);
+    weigh(item, first, num_tiles * kTile, is_first, space,
+          [&](int row) { return SplitWeights{weights + row * 3 * kChunk, num_tiles * kTile}; });
+    multiply<bf16>(item.num_rows, weights, 3 * kChunk, {values, 3 * num_tiles, kTile, padded_dim_ / 16, 16 * kTile},
+                   space.softmax.sums, padded_dim_, !is_first);
+  }
+#endif
+
   // Turns the scores of `num_keys` keys from `first` on into weights, and scales what was summed before.
-  void weigh(const Item& item, int first, int num_keys, bool is_first, const Workspace& space) const {
-    for (int row = 0; row < item.num_rows; row += 16) weigh_rows(item, row, first, num_keys, is_first, space);
+  // `weights_of(row)` takes the weights of a row.
+  template <class WeightsOf>
+  void weigh(const Item& item, int first, int num_keys, bool is_first, const Workspace& space,
+             const WeightsOf& weights_of) const {
+    for (int row = 0; row < item.num_rows; row += 16)
+      weigh_rows(item, row, first, num_keys, is_first, space, weights_of);
   }
 
   // Of up to 16 rows, whose numbers are lanes of one vector.
-  void weigh_rows(const Item& item, int first_row, int first, int num_keys, bool is_first,
-                  const Workspace& space) const {
+  template <class WeightsOf>
+  void weigh_rows(const Item& item, int first_row, int first, int num_keys, bool is_first, const Workspace& space,
+                  const WeightsOf& weights_of) const {
     float factor = layer_.soft_cap > 0 ? kLog2E : layer_.scale * kLog2E;
     int num_queries = step_.query_start[item.req + 1] - step_.query_start[item.req];
     int past = step_.seq_lens[item.req] - num_queries;
     int num_rows = item.num_rows - first_row < 16 ? item.num_rows - first_row : 16;
     float* scores = space.scores + first_row * kChunk;
-    Left<T>* weights = space.weights + first_row * kChunk;
     Vec lanes[16];
     int from[16], to[16];  // keys that a row sees, to whole vectors
     for (int row = 0; row < num_rows; ++row) {
@@ -264,9 +354,9 @@ class Attention {
     store(scales, scaled);
     store(befores, before);
     for (int row = 0; row < num_rows; ++row) {
-      Left<T>* own = weights + row * kChunk;
-      for (int at = 0; at < from[row]; at += 16) store(own + at, all_of(0));
-      for (int at = to[row]; at < num_keys; at += 16) store(own + at, all_of(0));
+      auto own = weights_of(first_row + row);
+      for (int at = 0; at < from[row]; at += 16) own.put(at, all_of(0));
+      for (int at = to[row]; at < num_keys; at += 16) own.put(at, all_of(0));
       lanes[row] = raise(scores + row * kChunk, own, from[row], to[row], factor, shifts[row]);
       if (is_first || befores[row] == highest[row]) continue;
       float* summed = space.softmax.sums + (first_row + row) * padded_dim_;
@@ -286,19 +376,20 @@ class Attention {
   }
 
   // Writes 2 ** (scores * factor + shift), and returns lanes of its sum.
-  static Vec raise(const float* scores, Left<T>* weights, int from, int to, float factor, float shift) {
+  template <class Weights>
+  static Vec raise(const float* scores, const Weights& weights, int from, int to, float factor, float shift) {
     Vec factors = all_of(factor), shifts = all_of(shift), even = all_of(0), odd = all_of(0);
     int at = from;
     for (; at + 32 <= to; at += 32) {
       Vec first = power(fma(load(scores + at), factors, shifts)), second = power(fma(load(scores + at + 16), factors, shifts));
       even += first;
       odd += second;
-      store_both(weights + at, first, second);
+      weights.put_both(at, first, second);
     }
     if (at < to) {
       Vec last = power(fma(load(scores + at), factors, shifts));
       even += last;
-      store(weights + at, last);
+      weights.put(at, last);
     }
     return even + odd;
   }
@@ -329,7 +420,7 @@ class Attention {
       Vec inverse = all_of(factor / weight);
       const float* sums = softmax.sums + row * padded_dim_;
       int64_t token = step_.query_start[item.req] + at_row / group_;
-      T* out = out_ + (token * layer_.num_heads + query_head) * layer_.head_dim;
+      X* out = out_ + (token * layer_.num_heads + query_head) * layer_.head_dim;
       for (int at = 0; at < layer_.head_dim; at += 16) {
         int n = layer_.head_dim - at;
         n >= 16 ? store(out + at, load(sums + at) * inverse) : store(out + at, load(sums + at) * inverse, n);
@@ -380,10 +471,10 @@ class Attention {
   const LayerShape& layer_;
   const Step& step_;
   const KV<T> kv_;
-  const T* q_;
+  const X* q_;
   int64_t q_stride_;
   const float* sinks_;
-  T* out_;
+  X* out_;
   int group_, padded_dim_, left_stride_;
   Item* items_ = nullptr;
   int* counters_ = nullptr;  // [num_reqs, num_kv_heads]: pieces that are done
@@ -395,27 +486,33 @@ struct Heads {
   int64_t q_stride, kv_stride;
 };
 
-template <class T>
+template <class T, class X = T>
 void attend(const LayerShape& layer, const Step& step, const Heads& heads, void* memory, const Rotation* rotation,
             const float* sinks, void* out) {
   KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim, layer.is_latent != 0};
-  NewTokens<T> tokens{static_cast<T*>(heads.q), static_cast<T*>(heads.k), static_cast<T*>(heads.v), heads.q_stride,
+  NewTokens<X> tokens{static_cast<X*>(heads.q), static_cast<X*>(heads.k), static_cast<X*>(heads.v), heads.q_stride,
                       heads.kv_stride,          step.num_tokens,          layer.num_heads};
   place_tokens(tokens, kv, step.slots, rotation);
-  Attention<T>(layer, step, kv, tokens.q, heads.q_stride, sinks, static_cast<T*>(out)).run();
+  Attention<T, X>(layer, step, kv, tokens.q, heads.q_stride, sinks, static_cast<X*>(out)).run();
 }
+
+using Attend = void (*)(const LayerShape&, const Step&, const Heads&, void*, const Rotation*, const float*, void*);
+
+// By the number of `DTYPES` in native_attention.py.
+constexpr Attend kAttend[] = {attend<float>, attend<bf16>, attend<half>, attend<half, float>};
+constexpr int64_t kQueryBytes[] = {4, 2, 2, 4};
 
 }  // namespace
 }  // namespace inferplane::INFERPLANE_LEVEL
 
 // q: [num_tokens, num_heads, head_dim], k and v: [num_tokens, num_kv_heads, head_dim]; strides are those of tokens, in
-// elements. kv: kv_tiles.h. sinks: [num_heads] or null. out: like q, contiguous. dtype: 0 float32, 1 bfloat16, 2 float16.
+// elements. kv: kv_tiles.h. sinks: [num_heads] or null. out: like q, contiguous. dtype: 0 float32, 1 bfloat16, 2 float16,
+// 3 float32 with keys and values stored as float16.
 EXPORT(void, paged_attention)
 (const inferplane::INFERPLANE_LEVEL::LayerShape* layer, const inferplane::INFERPLANE_LEVEL::Step* step, int32_t dtype,
  void* q, int64_t q_stride, void* k, void* v, int64_t kv_stride, void* kv, const float* sinks, void* out) {
   using namespace inferplane::INFERPLANE_LEVEL;
-  auto run = dtype == 0 ? attend<float> : dtype == 1 ? attend<bf16> : attend<half>;
-  run(*layer, *step, {q, k, v, q_stride, kv_stride}, kv, nullptr, sinks, out);
+  kAttend[dtype](*layer, *step, {q, k, v, q_stride, kv_stride}, kv, nullptr, sinks, out);
 }
 RECORDABLE(paged_attention)
 
@@ -425,11 +522,10 @@ EXPORT(void, rotary_paged_attention)
  void* qkv, int64_t stride, const int64_t* positions, const float* cos_sin, int32_t rotary_dim, const void* q_norm,
  const void* k_norm, float eps, void* kv, const float* sinks, void* out) {
   using namespace inferplane::INFERPLANE_LEVEL;
-  auto run = dtype == 0 ? attend<float> : dtype == 1 ? attend<bf16> : attend<half>;
-  int64_t size = dtype == 0 ? 4 : 2;
+  int64_t size = kQueryBytes[dtype];
   char* k = static_cast<char*>(qkv) + layer->num_heads * layer->head_dim * size;
   char* v = k + layer->num_kv_heads * layer->head_dim * size;
   Rotation rotation{positions, cos_sin, q_norm, k_norm, rotary_dim, eps};
-  run(*layer, *step, {qkv, k, v, stride, stride}, kv, &rotation, sinks, out);
+  kAttend[dtype](*layer, *step, {qkv, k, v, stride, stride}, kv, &rotation, sinks, out);
 }
 RECORDABLE(rotary_paged_attention)

@@ -14,7 +14,13 @@ import torch
 
 from inferplane_kernels_cpu import native
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float16),
+)
+"""Of queries, new keys and values and results; and of keys and values as they are stored."""
 MAX_HEAD_DIM = 1024
 TILE = 32
 """Tokens that are read at a time. Blocks of a multiple of them, and heads of a multiple of 16, are read where they lie;
@@ -93,12 +99,19 @@ class Step:
 
 
 class PagedAttention:
-    """The kernel for layers of one shape and dtype, at one level of instructions."""
+    """The kernel for layers of one shape and pair of `DTYPES`, at one level of instructions."""
 
-    def __init__(self, shape: LayerShape, dtype: torch.dtype, *, at: str | None = None) -> None:
-        """``at``: one of `native.levels`, by default the one in use."""
+    def __init__(
+        self,
+        shape: LayerShape,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        *,
+        at: str | None = None,
+    ) -> None:
+        """``kv_dtype``: by default as ``dtype``. ``at``: one of `native.levels`, by default the one in use."""
         self._shape = shape
-        self._dtype = DTYPES.index(dtype)
+        self._dtype = DTYPES.index((dtype, kv_dtype or dtype))
         self._attend, self._rotate_and_attend = _kernels(at)
         self._address: Address = ctypes.addressof(shape)
 

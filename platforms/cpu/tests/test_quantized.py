@@ -198,6 +198,7 @@ def test_neighbours_of_different_formats_are_one_product(tmp_path) -> None:
     ("asked", "dtype", "winner"),
     [
         ({}, "float32", "cpu_quantized"),
+        ({"dtype": "float32"}, "float32", "cpu_quantized"),
         ({"dtype": "bfloat16"}, "bfloat16", "cpu_quantized_bf16"),
         ({"dtype": "float32", "quantization": "dequantize"}, "float32", "dequantize"),
     ],
@@ -209,6 +210,7 @@ def test_the_choice_is_explained(tmp_path, asked: Mapping[str, str], dtype: str,
     path = gguf_files.folder_to_gguf(folder, tmp_path / "m.gguf", "llama", kind)
     told = explain(EngineArgs(model=str(path), device="cpu", **asked), load_plugins())
     assert told.config.model.dtype == dtype
+    assert told.config.kv_dtype == ("float16" if not asked else dtype)
     of_weights = [each for each in told.choices if each.kind == "quantized"]
     assert {each.decision.chosen.name for each in of_weights} == {winner}
     assert any("model.embed_tokens" in each.subjects for each in of_weights)
@@ -248,6 +250,11 @@ def test_the_choice_is_explained(tmp_path, asked: Mapping[str, str], dtype: str,
 )
 def test_activations_are_float32_where_weights_stay_packed(config: Mapping[str, Any], dtype: str) -> None:
     platform = CpuPlatform()
-    assert platform.quantized_defaults(EngineArgs(), CPU, "bfloat16", config)["dtype"] == dtype
+    defaults = platform.quantized_defaults(EngineArgs(), CPU, "bfloat16", config)
+    assert defaults["dtype"] == dtype
+    assert defaults.get("kv_cache_dtype") == ("float16" if dtype == "float32" else None)
+    assert "kv_cache_dtype" not in platform.quantized_defaults(
+        EngineArgs(dtype="float32"), CPU, "bfloat16", config
+    )
     plain = platform.quantized_defaults(EngineArgs(quantization="dequantize"), CPU, "bfloat16", config)
     assert plain["dtype"] == "bfloat16"

@@ -87,8 +87,9 @@ class EngineArgs:
     kv_cache_dtype: str = option(
         "auto",
         "KV cache",
-        "How keys and values are stored. auto: as activations are; the others take half the memory, or a little more.",
-        choices=("auto", *QUANTIZED_KV),
+        "How keys and values are stored. auto: as activations are, or as the platform decides; float16 halves those of "
+        "float32; the others are quantized.",
+        choices=("auto", "float16", *QUANTIZED_KV),
     )
     enable_prefix_caching: bool = option(True, "KV cache", "Do not reuse the KV of prompts that begin alike.")
     prefix_cache_bytes: int | None = option(

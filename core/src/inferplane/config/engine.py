@@ -88,7 +88,7 @@ class CacheConfig:
     memory_share: float | None = None
     """Part of the device's memory to use, or of the machine's free memory where that is the device's; None: default."""
     kv_dtype: str | None = None
-    """One of `inferplane.api.kv.QUANTIZED_KV`; None: keys and values are of the activations' type."""
+    """float16 or one of `inferplane.api.kv.QUANTIZED_KV`; None: keys and values are of the activations' type."""
 
 
 @dataclass(frozen=True)

@@ -350,6 +350,11 @@ def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:
         )
     if config.parallel.executor == "local" and ranks > 1:
         raise ConfigError("executor", f"executor local runs one rank, but tensor_parallel_size is {ranks}")
+    if config.cache.kv_dtype == "float16" and config.model.dtype != "float32":
+        raise ConfigError(
+            "kv_cache_dtype",
+            f"kv_cache_dtype float16 is for float32 activations, but dtype is {config.model.dtype}: leave it out",
+        )
     scheduler = config.scheduler
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise ConfigError(

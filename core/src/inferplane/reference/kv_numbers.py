@@ -24,7 +24,7 @@ def write(
     if cache.dtype == torch.int8:
         cache[slot_mapping] = _int8_rows(x)
     elif scales is None:
-        cache[slot_mapping] = x
+        cache[slot_mapping] = x.to(cache.dtype)
     else:
         limit = torch.finfo(cache.dtype).max
         numbers = (x.float() / scales.unsqueeze(1)).clamp(-limit, limit).to(cache.dtype)

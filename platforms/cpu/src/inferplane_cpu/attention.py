@@ -72,6 +72,8 @@ class CpuPagedAttention(AttentionBackend):
         for dtype in (query.dtype, query.kv_dtype):
             if dtype not in _DTYPES:
                 return f"computes in {', '.join(map(str, _DTYPES))}, not in {dtype}"
+        if query.kv_dtype != query.dtype:
+            return f"stores keys and values as they are, not {query.dtype} as {query.kv_dtype}"
         return None
 
     @classmethod

@@ -20,7 +20,8 @@ from inferplane_kernels_cpu.native_attention import (
 
 
 class CpuNativeAttention(AttentionBackend):
-    """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16.
+    """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16. Keys
+    and values are stored alike or, of float32, in float16.
 
     Any mix of prompts and single tokens is one call a layer, norms of heads and rotation included. It is quickest with
     blocks of a multiple of 32 tokens and heads of a multiple of 16.
@@ -42,10 +43,9 @@ class CpuNativeAttention(AttentionBackend):
             return reason
         if (reason := unserved_spec(layer.spec)) is not None:
             return reason
-        if query.dtype not in DTYPES:
-            return f"computes in {', '.join(map(str, DTYPES))}, not in {query.dtype}"
-        if query.kv_dtype != query.dtype:
-            return f"stores keys and values as they are, not {query.dtype} as {query.kv_dtype}"
+        if (query.dtype, query.kv_dtype) not in DTYPES:
+            known = ", ".join(f"{dtype} over {kv_dtype}" for dtype, kv_dtype in DTYPES)
+            return f"computes in {known}, not in {query.dtype} over {query.kv_dtype}"
         if layer.head_dim > MAX_HEAD_DIM:
             return f"has room for heads of up to {MAX_HEAD_DIM}, not of {layer.head_dim}"
         return None
@@ -74,7 +74,7 @@ class CpuNativeAttention(AttentionBackend):
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        attended = self._kernel(layer, q.dtype).attend(q, k, v, kv, metadata, sinks=sinks)
+        attended = self._kernel(layer, q.dtype, kv.dtype).attend(q, k, v, kv, metadata, sinks=sinks)
         return attended[..., : v.shape[-1]]
 
     def rotary_forward(
@@ -89,11 +89,11 @@ class CpuNativeAttention(AttentionBackend):
         qk_norm: QKNorm | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._kernel(layer, qkv.dtype).rotate_and_attend(
+        return self._kernel(layer, qkv.dtype, kv.dtype).rotate_and_attend(
             qkv, positions, cos_sin, kv, metadata, qk_norm=qk_norm, sinks=sinks
         )
 
-    def _kernel(self, layer: AttentionLayer, dtype: torch.dtype) -> PagedAttention:
+    def _kernel(self, layer: AttentionLayer, dtype: torch.dtype, kv_dtype: torch.dtype) -> PagedAttention:
         kernel = self._kernels.get(layer.name)
         if kernel is None:
             spec = layer.spec
@@ -108,5 +108,5 @@ class CpuNativeAttention(AttentionBackend):
                 layer.soft_cap or 0.0,
                 isinstance(spec, MLAAttentionSpec),
             )
-            kernel = self._kernels[layer.name] = PagedAttention(shape, dtype)
+            kernel = self._kernels[layer.name] = PagedAttention(shape, dtype, kv_dtype)
         return kernel
