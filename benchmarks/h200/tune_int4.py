@@ -3,10 +3,10 @@
     python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_int4.py --out DIR [--stage one_row …]
     python3 benchmarks/h200/tune_int4.py --adopt DIR/int4.json
 
-The first measures, in graphs over weights that together exceed the cache, groups of 128. ``one_row``: `int4_matvec`,
-with the norm where a model has one, and beside it norm and `int4_matmul` in its place; ``few_rows``: `int4_matmul` for
-16, 32 and 64 rows; ``writing``: `dequantize_int4`, and the product of 64 to 512 rows by it. The second command puts
-what was found into the table that `inferplane-kernels-cuda` ships.
+The first measures, in graphs over weights that together exceed the cache, groups of 128. ``one_row``:
+`int4_fixed_matvec`, with the norm where a model has one, and beside it `int4_matvec`, and norm and `int4_matmul`;
+``few_rows``: `int4_matmul` for 16, 32 and 64 rows; ``writing``: `dequantize_int4`, and the product of 64 to 512 rows
+by it. The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from timing import num_buffers
 from tune_products import NORMED, SHAPES, Shape
 
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
+from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -40,10 +41,12 @@ PRODUCTS = {name: shape for name, shape in SHAPES["llama-8b"].items() if name !=
 ONE_ROW = [
     Int4MatvecConfig(*each)
     for each in (
-        (4, 32, 4), (8, 32, 4), (2, 32, 4), (4, 32, 8), (8, 32, 8), (16, 32, 8), (4, 16, 2), (8, 16, 2), (2, 16, 2),
-        (4, 64, 8), (8, 64, 8), (2, 64, 8), (1, 32, 4), (2, 32, 8),
+        (8, 32, 4), (16, 32, 8), (16, 32, 4), (8, 32, 8), (4, 32, 4), (32, 32, 8), (4, 32, 8), (8, 64, 8), (16, 64, 8),
+        (4, 64, 8), (8, 16, 2), (4, 16, 2), (2, 32, 4), (16, 16, 4),
     )
 ]  # fmt: skip
+FLOAT = ONE_ROW[:5]
+"""Configurations with which the kernel of other vendors is measured beside."""
 FEW_ROWS = [
     Int4MatmulConfig(rows, splits, warps)
     for (rows, warps), splits in itertools.product(
@@ -77,12 +80,14 @@ def matrices(shape: Shape) -> list[Int4Matrix]:
     return [one() for _ in range(min(16, num_buffers(out * inner // 2)))]
 
 
-def launch_one_row(task: tuple[str, Int4MatvecConfig]) -> None:
-    name, config = task
+def launch_one_row(task: tuple[str, bool, Int4MatvecConfig]) -> None:
+    """Name of the product, and whether by fixed point."""
+    name, is_fixed, config = task
     inner = PRODUCTS[name][1]
     norm = NormBefore(meta(inner), 1e-5, meta(1, inner), meta(1, inner)) if name in NORMED else None
     weight = meta_matrix(PRODUCTS[name])
-    int4_matvec(meta(1, inner), weight, norm=norm, gated=name == "gate_up", config=config, pdl=True)
+    matvec = int4_fixed_matvec if is_fixed else int4_matvec
+    matvec(meta(1, inner), weight, norm=norm, gated=name == "gate_up", config=config, pdl=True)
 
 
 def launch_few_rows(task: tuple[str, int, Int4MatmulConfig]) -> None:
@@ -113,9 +118,14 @@ def measure_one_row(measuring: Measuring, name: str, weights: list[Int4Matrix]) 
     gated = name == "gate_up"
     x, residual, total = (randn(1, inner) for _ in range(3))
     norm = NormBefore(randn(inner), 1e-5, residual, total) if name in NORMED else None
+    for config in FLOAT:
+        launch = partial(int4_matvec, x, norm=norm, gated=gated, config=config, pdl=True)
+        measuring.time(
+            f"one row as floats {name} {config}", [partial(launch, weight=each) for each in weights]
+        )
     times = {}
     for config in ONE_ROW:
-        launch = partial(int4_matvec, x, norm=norm, gated=gated, config=config, pdl=True)
+        launch = partial(int4_fixed_matvec, x, norm=norm, gated=gated, config=config, pdl=True)
         times[config] = measuring.time(
             f"one row {name} {config}", [partial(launch, weight=each) for each in weights]
         )
@@ -191,7 +201,13 @@ def compile_candidates(stage: str) -> None:
     names = list(PRODUCTS)
     by_matmul = [(name, config) for name in names for config in few_rows_configs(PRODUCTS[name][0])]
     if stage == "one_row":
-        precompile(launch_one_row, list(itertools.product(names, ONE_ROW)))
+        tasks = [
+            (name, is_fixed, each)
+            for is_fixed, known in ((True, ONE_ROW), (False, FLOAT))
+            for each in known
+            for name in names
+        ]
+        precompile(launch_one_row, tasks)
         precompile(launch_few_rows, [(name, 1, config) for name, config in by_matmul])
     elif stage == "few_rows":
         precompile(launch_few_rows, [(name, width, config) for name, config in by_matmul for width in WIDTHS])

@@ -44,7 +44,8 @@ def test_where_columns_lie(device: torch.device):
     packed = (codes[::2] | (codes[1::2] << 4)).unsqueeze(0).to(device)
     words = Int4Matrix.pack(packed, torch.ones(1, 1, device=device), 128, 128).words[0].tolist()
     for column, code in enumerate(codes.tolist()):
-        assert words[column % 16] >> (4 * (column // 16)) & 15 == code
+        place = column // 16
+        assert words[column % 16] >> (8 * (place % 4) + 4 * (place // 4)) & 15 == code
 
 
 def test_what_cannot_be_packed():

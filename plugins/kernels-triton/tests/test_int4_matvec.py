@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.matvec import NormBefore
 from int4_weights import drawn_int4
@@ -12,9 +15,13 @@ from kernel_checks import assert_close, gpu, poisoned
 
 EPS = 1e-5
 SMALL = Int4MatvecConfig(rows=4, blocks=2)
+Matvec = Callable[..., torch.Tensor]
+both = pytest.mark.parametrize("matvec", [int4_matvec, int4_fixed_matvec])
+"""Of the kernels for one row."""
 
 
 def check(
+    matvec: Matvec,
     out_features: int,
     in_features: int,
     group: int | None,
@@ -44,7 +51,7 @@ def check(
         if residual is not None:
             wide = wide + residual.double()
     out = poisoned(1, out_features // 2 if gated else out_features, dtype=dtype, device=device)
-    assert int4_matvec(x, weight, norm=norm, bias=bias, gated=gated, out=out, config=config, pdl=pdl) is out
+    assert matvec(x, weight, norm=norm, bias=bias, gated=gated, out=out, config=config, pdl=pdl) is out
     if norm is not None:
         if norm.residual_out is not None:
             assert_close(norm.residual_out, wide)
@@ -59,20 +66,26 @@ def check(
     assert_close(out, want)
 
 
+@both
 @pytest.mark.parametrize("group", [16, 64, 128, 256, None])
-def test_matvec(group: int | None, device: torch.device):
-    check(6, 384, group, torch.float16, device, SMALL)
+def test_matvec(matvec: Matvec, group: int | None, device: torch.device):
+    check(matvec, 6, 384, group, torch.float16, device, SMALL)
 
 
-def test_bfloat16(device: torch.device):
-    check(4, 384, 32, torch.bfloat16, device, SMALL)
+@both
+def test_bfloat16(matvec: Matvec, device: torch.device):
+    check(matvec, 4, 384, 32, torch.bfloat16, device, SMALL)
 
 
+@both
 @pytest.mark.parametrize(("in_features", "group"), [(96, 32), (200, 64), (130, 128), (7, None), (400, 16)])
-def test_rows_that_end_within_a_block_or_a_group(in_features: int, group: int | None, device: torch.device):
-    check(6, in_features, group, torch.float16, device, SMALL, has_zero=True, has_norm=True, gated=True)
+def test_rows_that_end_within_a_block_or_a_group(
+    matvec: Matvec, in_features: int, group: int | None, device: torch.device
+):
+    check(matvec, 6, in_features, group, torch.float16, device, SMALL, has_zero=True, has_norm=True)
 
 
+@both
 @pytest.mark.parametrize(
     "fused",
     [
@@ -90,8 +103,8 @@ def test_rows_that_end_within_a_block_or_a_group(in_features: int, group: int | 
     ids=lambda fused: "+".join(fused),
 )  # fmt: skip
 @pytest.mark.parametrize("group", [32, 128])
-def test_fused(group: int, fused: dict, device: torch.device):
-    check(8, 256, group, torch.float16, device, SMALL, **fused)
+def test_fused(matvec: Matvec, group: int, fused: dict, device: torch.device):
+    check(matvec, 8, 256, group, torch.float16, device, SMALL, **fused)
 
 
 def test_sums_are_as_exact_as_float32(device: torch.device):
@@ -102,21 +115,45 @@ def test_sums_are_as_exact_as_float32(device: torch.device):
     assert_close(int4_matvec(x, weight, config=SMALL), x.double() @ numbers.T, 3e-5)
 
 
-def test_other_rows_and_columns():
+def test_fixed_point_is_finer_than_half_precision(device: torch.device):
+    """Also where a block's numbers are of very different sizes."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 512, device=device)
+    x[0, ::50] *= 30
+    weight, numbers = drawn_int4(4, 512, 128, device)
+    assert_close(int4_fixed_matvec(x, weight, config=SMALL), x.double() @ numbers.T, 2e-4)
+    nothing = int4_fixed_matvec(torch.zeros_like(x), weight, config=SMALL)
+    assert not nothing.any()
+
+
+@both
+def test_other_rows_and_columns(matvec: Matvec):
     weight, _ = drawn_int4(4, 256, 128, torch.device("cpu"))
     with pytest.raises(ValueError, match="x has 2 rows, needs 1"):
-        int4_matvec(torch.zeros(2, 256), weight)
+        matvec(torch.zeros(2, 256), weight)
     with pytest.raises(ValueError, match="x has 128 columns, needs 256"):
-        int4_matvec(torch.zeros(1, 128), weight)
+        matvec(torch.zeros(1, 128), weight)
 
 
 @gpu
+@both
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_at_real_shapes(group: int, pdl: bool, device: torch.device):
+def test_at_real_shapes(matvec: Matvec, group: int, pdl: bool, device: torch.device):
     config = Int4MatvecConfig()
     everything = {"has_norm": True, "has_residual": True, "pdl": pdl}
     for has_zero in (False, True):
-        check(6144, 4096, group, torch.bfloat16, device, config, has_zero=has_zero, **everything)
-        check(28672, 4096, group, torch.bfloat16, device, config, gated=True, has_zero=has_zero, **everything)
-        check(4096, 14336, group, torch.bfloat16, device, config, has_zero=has_zero, pdl=pdl)
+        check(matvec, 6144, 4096, group, torch.bfloat16, device, config, has_zero=has_zero, **everything)
+        check(
+            matvec,
+            28672,
+            4096,
+            group,
+            torch.bfloat16,
+            device,
+            config,
+            gated=True,
+            has_zero=has_zero,
+            **everything,
+        )
+        check(matvec, 4096, 14336, group, torch.bfloat16, device, config, has_zero=has_zero, pdl=pdl)

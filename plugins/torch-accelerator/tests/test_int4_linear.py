@@ -45,9 +45,10 @@ def drawn(
     )
 
 
-def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
+def assert_near(got: torch.Tensor, want: torch.Tensor, *, is_gated: bool = False) -> None:
+    """Of several rows the gate and its product are rounded on the way."""
     error = (got.double() - want).norm() / want.norm()
-    assert error < TOLERANCES[got.dtype], error
+    assert error < TOLERANCES[got.dtype] * (2 if is_gated else 1), error
 
 
 def check(weight: QuantizedWeight, num_rows: int, *, has_bias: bool = False) -> None:
@@ -67,12 +68,12 @@ def check(weight: QuantizedWeight, num_rows: int, *, has_bias: bool = False) -> 
     if not isinstance(multiply, FusedMultiply):
         assert weight.column_group is not None
         return
-    assert_near(multiply.silu_and_mul(x), silu_and_mul(product(x.double())))
+    assert_near(multiply.silu_and_mul(x), silu_and_mul(product(x.double())), is_gated=True)
     norm = torch.rand(weight.in_features).to(device, dtype) + 0.5
     after = product(add_rms_norm(x.double(), residual.double(), norm.double(), 1e-5)[0])
     for is_gated in (False, True):
         got, total = multiply.after_add_rms_norm(x.clone(), residual.clone(), norm, 1e-5, is_gated=is_gated)
-        assert_near(got, silu_and_mul(after) if is_gated else after)
+        assert_near(got, silu_and_mul(after) if is_gated else after, is_gated=is_gated)
         assert_near(total, x.double() + residual.double())
 
 

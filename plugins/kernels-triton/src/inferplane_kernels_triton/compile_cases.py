@@ -13,6 +13,7 @@ from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_atte
 from inferplane_kernels_triton.draw_token import draw_token
 from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
+from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -150,8 +151,9 @@ def _int4(tuning: TuningTable) -> None:
     write = tuning.config("int4_dequantize", (28672, 4096), DequantizeConfig())
     for has_zero in (False, True):
         weight = _int4_matrix(28672, 4096, has_zero=has_zero)
-        int4_matvec(_meta(1, 4096), weight, config=config)
-        int4_matvec(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
+        for kernel in (int4_matvec, int4_fixed_matvec):
+            kernel(_meta(1, 4096), weight, config=config)
+            kernel(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
         for num_tokens in (8, 32):
             few = Int4MatmulConfig.default(num_tokens, 28672)
             few = tuning.config("int4_matmul", (num_tokens, 28672, 4096), few)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inferplane_kernels_triton.int4_matrix import Int4Matrix
+from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at
 from inferplane_kernels_triton.launch import begin, options
 
 
@@ -42,7 +42,7 @@ def _dequantize(
         group = (blocks * 128 + place * 16) // GROUP
         at = rows * groups + group
         mask = inside & (group < groups)
-        values = ((words >> (4 * place)) & 15).to(tl.int32).to(tl.float32) - 8.0
+        values = codes_at(words, place).to(tl.int32).to(tl.float32) - 8.0
         if HAS_ZERO:
             values -= tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
         values *= tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)

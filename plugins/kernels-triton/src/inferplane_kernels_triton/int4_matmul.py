@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.int4_matrix import Int4Matrix
+from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at
 from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch
 from inferplane_kernels_triton.skinny_matmul import (
     MAX_TOKENS,
@@ -52,7 +52,7 @@ class Int4MatmulConfig:
 @triton.jit
 def _numbers(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
     """The codes of one place, less 8, in a type of half precision."""
-    code = ((words >> (4 * PLACE)) & 15).to(tl.uint16)
+    code = codes_at(words, PLACE).to(tl.uint16)
     if NUMBER == tl.float16:  # noqa: SIM300 - the compiler compares types in this order
         return (code | 0x6400).to(tl.float16, bitcast=True) - 1032.0
     else:

@@ -1,8 +1,9 @@
 """A weight of 4-bit codes as the kernels here read it.
 
 A row lies in blocks of 128 columns, each 16 words of 32 bits: word ``j`` holds columns ``j``, ``j + 16`` … ``j + 112``
-of its block, the first in its lowest four bits. One code of each of 16 neighbouring words is then 16 neighbouring
-columns, which meet 16 neighbouring numbers of x, and no group's border runs through them.
+of its block at its places 0 to 7. One code of each of 16 neighbouring words is then 16 neighbouring columns, which meet
+16 neighbouring numbers of x, and no group's border runs through them. Places 0 to 3 are the low halves of a word's
+bytes from the lowest byte up, and places 4 to 7 the high ones, so that one mask makes bytes of half a block's codes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
 from inferplane_kernels_triton.launch import require_unit_stride
 
@@ -21,6 +24,12 @@ PLACES = 8
 """Codes in a word."""
 CODE_OF_ZERO = 8
 _ROWS_AT_ONCE = 1 << 12
+
+
+@triton.jit
+def codes_at(words, PLACE: tl.constexpr):
+    """The codes, 0 to 15, that uint32 ``words`` hold at one place."""
+    return (words >> (8 * (PLACE % 4) + 4 * (PLACE // 4))) & 15
 
 
 def unsupported_group(group: int | None) -> str | None:
@@ -65,14 +74,15 @@ class Int4Matrix:
         num_blocks = -(-in_features // BLOCK)
         size = group or num_blocks * BLOCK
         want = (len(codes), -(-in_features // size))
-        for name, tensor in (("scale", scale), ("zero", zero), ("offset", offset)):
+        given: dict[str, torch.Tensor | None] = {"scale": scale, "zero": zero, "offset": offset}
+        for name, tensor in given.items():
             if tensor is not None and tensor.shape != want:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, needs {want}")
         words = codes.new_empty((len(codes), num_blocks * WORDS), dtype=torch.int32)
         for some, target in zip(codes.split(_ROWS_AT_ONCE), words.split(_ROWS_AT_ONCE)):
             target.copy_(_words(some, in_features, num_blocks))
         parts = [None if each is None else each.contiguous() for each in (scale, zero, offset)]
-        return cls(words, parts[0], parts[1], parts[2], in_features, size)  # type: ignore[arg-type]
+        return cls(words, parts[0], parts[1], parts[2], in_features, size)
 
     @property
     def out_features(self) -> int:
@@ -95,5 +105,5 @@ def _words(codes: torch.Tensor, in_features: int, num_blocks: int) -> torch.Tens
     nibbles = nibbles.view(len(codes), num_blocks, PLACES, WORDS)
     words = nibbles.new_zeros((len(codes), num_blocks, WORDS), dtype=torch.int32)
     for place in range(PLACES):
-        words |= nibbles[:, :, place].int() << (4 * place)
+        words |= nibbles[:, :, place].int() << (8 * (place % 4) + 4 * (place // 4))
     return words.flatten(1)

@@ -27,31 +27,34 @@ _ONE = 0x3F800000
 class Int4MatvecConfig:
     """How the kernel is launched."""
 
-    rows: int = 4
+    rows: int = 8
     """Rows of the weight in one program (pairs of rows where the weight is gate and up)."""
     blocks: int = 32
     """Blocks of 128 columns that a program handles at a time."""
     num_warps: int = 4
 
 
+DEFAULT = Int4MatvecConfig()
+
+
 @triton.jit
-def _words(ptr, cells, mask):
+def load_words(ptr, cells, mask):
     """Each is read once."""
     return tl.load(ptr + cells, mask=mask, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _one_and_code(words, one, PLACE: tl.constexpr):
-    """``1 + code / 16`` of even places and ``1 + code / 256`` of odd ones, as float32."""
-    # an even place's code goes to the mantissa's four highest bits, an odd one's to the four below
-    left: tl.constexpr = (19 - 4 * PLACE) % 32 if PLACE % 2 == 0 else (15 - 4 * PLACE) % 32
-    mask: tl.constexpr = 0x00780000 if PLACE % 2 == 0 else 0x00078000
+    """``1 + code / 16`` of the first four places and ``1 + code / 256`` of the others, as float32."""
+    # the low half of a byte goes to the mantissa's four highest bits, a high half to the four below
+    left: tl.constexpr = (19 - 8 * PLACE) % 32 if PLACE < 4 else (11 - 8 * (PLACE - 4)) % 32
+    mask: tl.constexpr = 0x00780000 if PLACE < 4 else 0x00078000
     turned = (words << left) | (words >> (32 - left))
     return ((turned & mask) | one).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _spread(ptr, at, mask):
+def spread(ptr, at, mask):
     """Numbers of ``[rows, blocks]`` as float32, for the words of each block."""
     return tl.load(ptr + at, mask=mask, other=0).to(tl.float32)[:, :, None]
 
@@ -62,15 +65,15 @@ def _add_scaled(
 ):  # fmt: skip
     """Adds a group's ``sums`` of codes times x, ``[rows, blocks, words]``, whose x alone sum up to ``total``."""
     if HAS_ZERO:
-        sums -= total * _spread(zero_ptr, at, mask)
-    acc += sums * _spread(scale_ptr, at, mask)
+        sums -= total * spread(zero_ptr, at, mask)
+    acc += sums * spread(scale_ptr, at, mask)
     if HAS_OFFSET:
-        acc += total * _spread(offset_ptr, at, mask)
+        acc += total * spread(offset_ptr, at, mask)
     return acc
 
 
 @triton.jit
-def _load_x(x_ptr, residual_ptr, residual_out_ptr, columns, mask, writes, HAS_RESIDUAL: tl.constexpr):
+def load_x(x_ptr, residual_ptr, residual_out_ptr, columns, mask, writes, HAS_RESIDUAL: tl.constexpr):
     """float32 of x, or of its sum with the residual as it is rounded and, by one program, written."""
     x = tl.load(x_ptr + columns, mask=mask, other=0.0)
     if HAS_RESIDUAL:
@@ -106,14 +109,14 @@ def _int4_matvec(
     cells = (blocks[:, None] * 16 + lanes[None, :])[None, :, :]
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
     mask = is_row[:, None, None] & (blocks < num_blocks)[None, :, None]
-    words = _words(words_ptr + row_starts, cells, mask)
+    words = load_words(words_ptr + row_starts, cells, mask)
     begin(PDL)
     acc = tl.zeros((ROWS, BLOCKS, 16), dtype=tl.float32)
     squares = tl.zeros((BLOCKS, 16), dtype=tl.float32)
     for start in range(0, num_blocks, BLOCKS):
         cells += BLOCKS * 16
         mask = is_row[:, None, None] & (start + BLOCKS + blocks < num_blocks)[None, :, None]
-        next_words = _words(words_ptr + row_starts, cells, mask)
+        next_words = load_words(words_ptr + row_starts, cells, mask)
         for part in tl.static_range(groups_of_block):
             # x first: what the ones and the codes' zero add to a word's sum is then where the sum begins
             total = tl.zeros((BLOCKS, 16), dtype=tl.float32)
@@ -122,16 +125,14 @@ def _int4_matvec(
             for place in tl.static_range(part * places, (part + 1) * places):
                 columns = ((start + blocks) * 128 + place * 16)[:, None] + lanes[None, :]
                 inside = columns < IN
-                x = _load_x(
-                    x_ptr, residual_ptr, residual_out_ptr, columns, inside, program == 0, HAS_RESIDUAL
-                )
+                x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, program == 0, HAS_RESIDUAL)
                 if HAS_NORM:
                     squares += x * x
                     x *= tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
                 total += x
-                factor = 16.0 if place % 2 == 0 else 256.0
+                factor = 16.0 if place < 4 else 256.0
                 ones += (factor + 8.0) * x
-                factors += (factor * x,)
+                factors += (factor * x,)  # type: ignore[assignment]
             sums = tl.zeros((ROWS, BLOCKS, 16), dtype=tl.float32) - ones[None, :, :]
             for place in tl.static_range(places):
                 sums += _one_and_code(words, one, part * places + place) * factors[place][None, :, :]
@@ -162,7 +163,7 @@ def int4_matvec(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
-    config: Int4MatvecConfig = Int4MatvecConfig(),
+    config: Int4MatvecConfig = DEFAULT,
     pdl: bool = False,
 ) -> torch.Tensor:
     """``x @ weight.T`` for a single row, summed in float32.

@@ -53,6 +53,12 @@ def options(pdl: bool, **tuning: int) -> dict[str, Any]:
     return {**tuning, "launch_pdl": True} if pdl else dict(tuning)
 
 
+def compiles_for_nvidia(kernel: object) -> bool:
+    """Whether a kernel may have NVIDIA's instructions, which no other compiler knows, nor the interpreter."""
+    is_compiled = isinstance(kernel, triton.runtime.JITFunction)
+    return is_compiled and triton.runtime.driver.active.get_current_target().backend == "cuda"
+
+
 def warps_for(width: int) -> int:
     """Warps of a program that handles one row of ``width`` elements, about 16 elements a thread."""
     return max(1, min(16, triton.next_power_of_2(width) // 512))

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from inferplane.api.quant import QuantizedWeight
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
+from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -41,6 +42,8 @@ class Int4Multiply(FusedProduct):
             launch.config(kernel, shape, Int4MatvecConfig(), words)
             for kernel in ("int4_matvec", "int4_matvec_gated")
         ]
+        # four products of bytes an instruction, which other compilers than NVIDIA's have no word for
+        self._matvec = int4_fixed_matvec if launch.backend == "nvidia" else int4_matvec
         self._for_few_rows = [
             {width: few_rows(kernel, self._matrix, width, launch) for width in _WIDTHS}
             for kernel in ("int4_matmul", "int4_matmul_gated")
@@ -50,7 +53,7 @@ class Int4Multiply(FusedProduct):
     def _one_row(
         self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
     ) -> torch.Tensor:
-        return int4_matvec(
+        return self._matvec(
             x,
             self._matrix,
             norm=norm,

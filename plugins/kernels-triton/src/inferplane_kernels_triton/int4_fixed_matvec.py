@@ -1,0 +1,215 @@
+"""One row times a weight of 4-bit codes in whole numbers, where a GPU adds up four products of bytes at once.
+
+Each program rounds x to 16-bit fixed point, with a step for each block of 128 columns: finer than the bfloat16 that x
+comes in, but for numbers below a hundredth of their block's largest. Its upper and lower bytes are multiplied apart,
+four columns an instruction, and what x costs is shared by the program's rows, so that these should be many. As in
+`int4_matvec`, residual, norm, bias and gate are fused.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from inferplane_kernels_triton.activation import silu
+from inferplane_kernels_triton.int4_matrix import Int4Matrix
+from inferplane_kernels_triton.int4_matvec import DEFAULT, Int4MatvecConfig, load_words, load_x, spread
+from inferplane_kernels_triton.launch import begin, compiles_for_nvidia, options
+from inferplane_kernels_triton.matvec import NormBefore
+
+LARGEST = tl.constexpr(32512.0)
+"""Of fixed-point numbers whose upper byte, rounded, is one."""
+ROUNDING = tl.constexpr(12582912.0)
+"""Added to a float it leaves the whole number in the low bits."""
+ONES = tl.constexpr(0x01010101)
+CODES = tl.constexpr(0x0F0F0F0F)
+
+
+@triton.jit
+def _dot4(codes, x, acc, NATIVE: tl.constexpr):
+    """``acc`` and the products of four unsigned bytes by four signed ones."""
+    if NATIVE:
+        asm: tl.constexpr = "dp4a.u32.s32 $0, $1, $2, $3;"
+        return tl.inline_asm_elementwise(
+            asm, "=r,r,r,r", [codes, x, acc], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        for byte in tl.static_range(4):
+            acc += ((codes >> (8 * byte)) & 255).to(tl.int32) * ((x << (24 - 8 * byte)) >> 24)
+        return acc
+
+
+@triton.jit
+def _bytes(a, b, c, d):
+    """The lowest byte of each, a's lowest."""
+    return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (d << 24)
+
+
+@triton.jit
+def _from_byte(x, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """x with but COUNT of its bytes from FIRST on, the others zero."""
+    if FIRST > 0:
+        x = (x >> (8 * FIRST)) << (8 * FIRST)
+    if FIRST + COUNT < 4:
+        x = x & ((1 << (8 * (FIRST + COUNT))) - 1)
+    return x
+
+
+@triton.jit
+def _largest(a, b, c, d):
+    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+
+
+@triton.jit
+def _in_fixed_point(a, b, c, d, per_step):
+    """Four tensors as the lower bytes and the upper bytes of their numbers in steps."""
+    a = (a * per_step + ROUNDING).to(tl.int32, bitcast=True)
+    b = (b * per_step + ROUNDING).to(tl.int32, bitcast=True)
+    c = (c * per_step + ROUNDING).to(tl.int32, bitcast=True)
+    d = (d * per_step + ROUNDING).to(tl.int32, bitcast=True)
+    # lower bytes are signed, and what they lack of the number is the upper ones'
+    return _bytes(a, b, c, d), _bytes((a + 128) >> 8, (b + 128) >> 8, (c + 128) >> 8, (d + 128) >> 8)
+
+
+@triton.jit
+def _add_half(
+    sums,
+    total,
+    words,
+    lower,
+    upper,
+    SHIFT: tl.constexpr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Adds to ``sums: [rows, blocks, 4]`` the codes, less 8, of half the places times x; to ``total`` x."""
+    lower, upper = _from_byte(lower, FIRST, COUNT), _from_byte(upper, FIRST, COUNT)
+    ones = tl.full(lower.shape, ONES, tl.int32)
+    zeros = tl.zeros(lower.shape, tl.int32)
+    x = _dot4(ones, lower, 256 * _dot4(ones, upper, zeros, NATIVE), NATIVE)
+    codes = ((words >> SHIFT) & CODES).to(tl.int32, bitcast=True)
+    least = tl.zeros(codes.shape, tl.int32) - 8 * x[None, :, :, :]
+    by_lower = _dot4(codes, tl.broadcast_to(lower[None, :, :, :], codes.shape), least, NATIVE)
+    by_upper = _dot4(
+        codes, tl.broadcast_to(upper[None, :, :, :], codes.shape), tl.zeros(codes.shape, tl.int32), NATIVE
+    )
+    return sums + tl.sum(by_lower + 256 * by_upper, axis=3), total + tl.sum(x, axis=2)
+
+
+@triton.jit
+def _int4_fixed_matvec(
+    x_ptr, residual_ptr, residual_out_ptr, norm_ptr, words_ptr, scale_ptr, zero_ptr, offset_ptr, bias_ptr, out_ptr,
+    num_out, eps,
+    IN: tl.constexpr, GROUP: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    NATIVE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program takes ROWS rows of the weight: its outputs or, where GATED, a gate and an up by turns for each."""
+    num_blocks: tl.constexpr = (IN + 127) // 128
+    num_groups: tl.constexpr = (IN + GROUP - 1) // GROUP
+    groups_of_block: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
+    places: tl.constexpr = 8 // groups_of_block
+    halves: tl.constexpr = 2 if GATED else 1
+    program = tl.program_id(0)
+    locals = tl.arange(0, ROWS)
+    outs = program * (ROWS // halves) + locals // halves
+    is_row = outs < num_out
+    rows = (outs + locals % halves * num_out).to(tl.int64)
+    row_starts = rows[:, None, None, None] * (num_blocks * 16)
+    # the four words that a thread has are a dimension of their own, to be summed up as whole numbers
+    fours = tl.arange(0, 4)
+    lanes = fours[:, None] * 4 + fours[None, :]
+    blocks = tl.arange(0, BLOCKS)
+    cells = (blocks[:, None, None] * 16 + lanes[None, :, :])[None, :, :, :]
+    # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
+    mask = is_row[:, None, None, None] & (blocks < num_blocks)[None, :, None, None]
+    words = load_words(words_ptr + row_starts, cells, mask)
+    begin(PDL)
+    acc = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.float32)
+    squares = tl.zeros((BLOCKS, 4, 4), dtype=tl.float32)
+    for start in range(0, num_blocks, BLOCKS):
+        cells += BLOCKS * 16
+        more = is_row[:, None, None, None] & (start + BLOCKS + blocks < num_blocks)[None, :, None, None]
+        next_words = load_words(words_ptr + row_starts, cells, more)
+        numbers = ()
+        for place in tl.static_range(8):
+            columns = ((start + blocks) * 128 + place * 16)[:, None, None] + lanes[None, :, :]
+            inside = columns < IN
+            x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, program == 0, HAS_RESIDUAL)
+            if HAS_NORM:
+                squares += x * x
+                x *= tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+            numbers += (x,)  # type: ignore[assignment]
+        n = numbers
+        largest = tl.maximum(_largest(n[0], n[1], n[2], n[3]), _largest(n[4], n[5], n[6], n[7]))  # type: ignore[misc]
+        step = tl.maximum(tl.max(tl.max(largest, axis=2), axis=1), 1e-30) / LARGEST
+        per_step = (1.0 / step)[:, None, None]
+        lower_first, upper_first = _in_fixed_point(n[0], n[1], n[2], n[3], per_step)  # type: ignore[misc]
+        lower_last, upper_last = _in_fixed_point(n[4], n[5], n[6], n[7], per_step)  # type: ignore[misc]
+        for part in tl.static_range(groups_of_block):
+            sums = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.int32)
+            total = tl.zeros((BLOCKS, 4), dtype=tl.int32)
+            # the places of a group: those of both halves, all of one, or some bytes of one
+            if part * places < 4:
+                sums, total = _add_half(
+                    sums, total, words, lower_first, upper_first, 0, part * places % 4, places, NATIVE
+                )
+            if (part + 1) * places > 4:
+                sums, total = _add_half(
+                    sums, total, words, lower_last, upper_last, 4, part * places % 4, places, NATIVE
+                )
+            group = ((start + blocks) * 128 + part * GROUP) // GROUP
+            at = rows[:, None] * num_groups + group[None, :]
+            is_group = is_row[:, None] & (group < num_groups)[None, :]
+            product, x_total = sums.to(tl.float32), total.to(tl.float32)[None, :, :]
+            if HAS_ZERO:
+                product -= x_total * spread(zero_ptr, at, is_group)
+            acc += product * (spread(scale_ptr, at, is_group) * step[None, :, None])
+            if HAS_OFFSET:
+                acc += x_total * (spread(offset_ptr, at, is_group) * step[None, :, None])
+        words = next_words
+    result = tl.sum(tl.sum(acc, axis=2), axis=1)
+    if HAS_NORM:
+        result *= tl.rsqrt(tl.sum(tl.sum(tl.sum(squares, axis=2), axis=1), axis=0) / IN + eps)
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
+        result = silu(gate) * up
+    outs = program * (ROWS // halves) + tl.arange(0, ROWS // halves)
+    tl.store(out_ptr + outs, result.to(out_ptr.dtype.element_ty), mask=outs < num_out)
+
+
+def int4_fixed_matvec(
+    x: torch.Tensor,
+    weight: Int4Matrix,
+    *,
+    norm: NormBefore | None = None,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+    config: Int4MatvecConfig = DEFAULT,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """As `int4_matvec`."""
+    weight.check(x)
+    if len(x) != 1:
+        raise ValueError(f"x has {len(x)} rows, needs 1")
+    if norm is not None:
+        norm.check(x)
+    num_out = weight.out_features // (2 if gated else 1)
+    if out is None:
+        out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
+    blocks = min(config.blocks, triton.next_power_of_2(weight.words.shape[1] // 16))
+    residual = norm.residual if norm else None
+    _int4_fixed_matvec[(triton.cdiv(num_out, config.rows),)](
+        x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
+        weight.words, weight.scale, weight.zero, weight.offset, bias, out, num_out, norm.eps if norm else 0.0,
+        IN=weight.in_features, GROUP=weight.group, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
+        HAS_ZERO=weight.zero is not None, HAS_OFFSET=weight.offset is not None, HAS_BIAS=bias is not None,
+        GATED=gated, ROWS=config.rows * (2 if gated else 1), BLOCKS=blocks,
+        NATIVE=compiles_for_nvidia(_int4_fixed_matvec), PDL=pdl, **options(pdl, num_warps=config.num_warps),
+    )  # fmt: skip
+    return out
