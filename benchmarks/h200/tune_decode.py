@@ -44,7 +44,7 @@ CONFIGS = [
     (64, 4, 3), (128, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (64, 8, 3), (128, 8, 3), (32, 2, 4),
 ]  # fmt: skip
 """keys, warps and stages of a `DecodeConfig`"""
-PREFETCH = (0, 256)
+PREFETCH = (64, 256)
 """Instead of the default, with the configuration that is best with it."""
 
 
@@ -82,21 +82,21 @@ def launch(task: tuple[int, int, DecodeConfig]) -> None:
 class Layers:
     """Some layers' caches of sequences of one length, with blocks in random order."""
 
-    def __init__(self, programs: int, length: int) -> None:
+    def __init__(self, programs: int, length: int, block_size: int = BLOCK_SIZE) -> None:
         self._kv_heads = KV_HEADS[programs]
         self._num_reqs = num_reqs = programs // self._kv_heads
-        blocks = -(-length // BLOCK_SIZE)
-        size = 2 * num_reqs * blocks * BLOCK_SIZE * self._kv_heads * HEAD_DIM
+        blocks = -(-length // block_size)
+        size = 2 * num_reqs * blocks * block_size * self._kv_heads * HEAD_DIM
         self._caches = [
-            randn(2, num_reqs * blocks, BLOCK_SIZE, self._kv_heads, HEAD_DIM)
+            randn(2, num_reqs * blocks, block_size, self._kv_heads, HEAD_DIM)
             for _ in range(min(8, num_buffers(2 * size)))
         ]
         table = torch.randperm(num_reqs * blocks, device="cuda").int().view(num_reqs, blocks)
-        self._table = torch.zeros((num_reqs, LONGEST // BLOCK_SIZE), dtype=torch.int32, device="cuda")
+        self._table = torch.zeros((num_reqs, LONGEST // block_size), dtype=torch.int32, device="cuda")
         self._table[:, :blocks] = table
         self._lengths = torch.full((num_reqs,), length, dtype=torch.int32, device="cuda")
         self._positions = self._lengths.long() - 1
-        self._slots = table[:, -1].long() * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
+        self._slots = table[:, -1].long() * block_size + (length - 1) % block_size
         self._qkv = randn(num_reqs, (HEADS + 2 * self._kv_heads) * HEAD_DIM)
         self._angles = randn(LONGEST, HEAD_DIM).float()
         self._out = randn(num_reqs, HEADS, HEAD_DIM)
@@ -144,6 +144,8 @@ def tune(measuring: Measuring, programs: int) -> None:
     if times[best] < float("inf"):
         print(f"BEST {programs} programs: {best}, {num_splits(programs, best)} splits", flush=True)
         measuring.keep("decode_attention", f"{programs}x1024", best)
+        small = Layers(programs, LENGTHS[0], 16).calls(num_splits(programs, best), best)
+        measuring.time(f"{programs} programs, {LENGTHS[0]} keys in blocks of 16", small)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ GROUPED = {
 """Candidates by the number of tokens: decoding batches, a step of both kinds, and prompts."""
 
 
-PREFETCH = (2, 0, 4)
+PREFETCH = (0, 2)
 
 
 class Layers:

@@ -83,7 +83,7 @@ CONFIGS = [
     )
 ]  # fmt: skip
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
-PREFETCH = (0,)
+PREFETCH = (4,)
 """Instead of the default, with the configuration that is best with it."""
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98

@@ -39,10 +39,18 @@ def check_add_rms_norm(num_tokens: int, dim: int, dtype: torch.dtype, device: to
     assert_close(out, reference(residual, weight))
 
 
+def place_of(codes: torch.Tensor) -> torch.Tensor:
+    """Of each e4m3 number among all of them, 0 in the middle."""
+    bits = codes.view(torch.uint8).int()
+    return torch.where(bits < 128, bits, 128 - bits)
+
+
 def check_add_rms_norm_in_fp8(
     num_tokens: int, dim: int, dtype: torch.dtype, device: torch.device, *, has_residual: bool
 ) -> None:
-    """To the bit what the two kernels make that it stands for, each of which is compared with float64 elsewhere."""
+    """What the two kernels make that it stands for, each of which is compared with float64 elsewhere. The squares may
+    be added up in another order, so that the norm of some numbers in thousands rounds the other way and the code is
+    the next one."""
     x = torch.randn(num_tokens, dim + 16, device=device).to(dtype)[:, :dim]
     residual = torch.randn(num_tokens, dim + 16, device=device).to(dtype)[:, 16:] if has_residual else None
     weight = torch.randn(dim, device=device).to(dtype)
@@ -52,8 +60,9 @@ def check_add_rms_norm_in_fp8(
         normed, total = add_rms_norm(x, residual.clone(), weight, EPS)
     codes, scale, found = add_rms_norm_in_fp8(x, residual, weight, EPS)
     want_codes, want_scale = quantize_per_token(normed)
-    assert torch.equal(codes.float(), want_codes.float())
-    assert torch.equal(scale, want_scale)
+    steps = (place_of(codes) - place_of(want_codes)).abs()
+    assert steps.max() <= 1 and steps.float().mean() <= 1e-3
+    assert_close(scale, want_scale.double(), torch.finfo(dtype).eps)
     assert torch.equal(found, total)
     assert found is (x if residual is None else residual)
 

@@ -39,9 +39,9 @@ class CudaCommunicator(TorchCommunicator):
             return super().all_reduce(tensor)
         tensor = tensor.contiguous()
         place = self._shared[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        place.copy_(tensor)
-        name: str = dist.group.WORLD.group_name
-        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(place, "sum", name)
+        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            place, tensor, "sum", dist.group.WORLD.group_name
+        )
         return total
 
     def close(self) -> None:

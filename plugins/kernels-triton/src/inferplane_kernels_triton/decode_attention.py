@@ -15,7 +15,7 @@ import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
 from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
-from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch, require_unit_stride
+from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch, require_unit_stride
 
 MAX_SPLITS = 64
 MAX_PROGRAMS_PER_PROCESSOR = 4
@@ -33,7 +33,7 @@ class DecodeConfig:
     """Keys of a split at least: putting splits together takes time, too."""
     programs_per_processor: int = 1
     """As many as splits may make; up to `MAX_PROGRAMS_PER_PROCESSOR`."""
-    prefetch: int = 128
+    prefetch: int = 0
     """Keys of a split that a program asks for while the kernel before it still runs; 0 or a power of two."""
 
     @classmethod
@@ -158,9 +158,9 @@ def _decode_attention(
         # All but the step's own key and value have long been there.
         keys = first + tl.arange(0, PREFETCH)
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < last, other=0).to(tl.int64)
-        line: tl.constexpr = LINE_BYTES * 8 // k_ptr.dtype.element_ty.primitive_bitwidth
-        lines = tl.minimum(tl.arange(0, (DIM + line - 1) // line) * line, HEAD_DIM - 1)
-        ahead = (blocks * cache_block + (keys % BLOCK_SIZE) * cache_slot)[:, None] + lines[None, :]
+        sector: tl.constexpr = SECTOR_BYTES * 8 // k_ptr.dtype.element_ty.primitive_bitwidth
+        sectors = tl.minimum(tl.arange(0, (DIM + sector - 1) // sector) * sector, HEAD_DIM - 1)
+        ahead = (blocks * cache_block + (keys % BLOCK_SIZE) * cache_slot)[:, None] + sectors[None, :]
         prefetch(k_ptr + ahead)
         prefetch(v_ptr + ahead)
     begin(PDL)

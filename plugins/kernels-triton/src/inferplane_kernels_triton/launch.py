@@ -33,13 +33,13 @@ def begin_before_next(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-LINE_BYTES = tl.constexpr(128)
-"""Of the second-level cache."""
+SECTOR_BYTES = tl.constexpr(32)
+"""What the second-level cache brings in for one address: the other sectors of a line stay where they are."""
 
 
 @triton.jit
 def prefetch(addresses):
-    """Asks for the lines of the second-level cache that hold these addresses, each of which must exist. Only where a
+    """Asks for the sectors of the second-level cache that hold these addresses, each of which must exist. Only where a
     kernel is launched with PDL: no other device and no interpreter knows the instruction."""
     asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from inferplane_kernels_triton.activation import gated_activation
 from inferplane_kernels_triton.launch import (
-    LINE_BYTES,
+    SECTOR_BYTES,
     begin,
     begin_before_next,
     options,
@@ -39,7 +39,7 @@ class ExpertsConfig:
     columns: int = 128
     num_warps: int = 4
     num_stages: int = 3
-    prefetch: int = 2
+    prefetch: int = 0
     """Columns of the weight, in times of ``columns``, that a program asks for as soon as it knows its expert, where
     kernels start during the one before: 0 or a power of two."""
 
@@ -86,9 +86,9 @@ def _expert_product(
     up_ptr = weight_ptr + tl.cast(num_out, tl.int64) * weight_row
     if PDL and PREFETCH > 0:  # noqa: SIM102 - constants, and values of the device
         if first < last:
-            line: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-            lines = tl.minimum(tl.arange(0, PREFETCH * COLUMNS // line) * line, IN - 1)
-            ahead = expert.to(tl.int64) * weight_expert + lines[None, :]
+            sector: tl.constexpr = SECTOR_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+            sectors = tl.minimum(tl.arange(0, PREFETCH * COLUMNS // sector) * sector, IN - 1)
+            ahead = expert.to(tl.int64) * weight_expert + sectors[None, :]
             ahead += tl.minimum(rows, num_out - 1).to(tl.int64)[:, None] * weight_row
             prefetch(weight_ptr + ahead)
             if GATED:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch, require_unit_stride
+from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch, require_unit_stride
 
 MAX_TOKENS = 64
 
@@ -31,7 +31,7 @@ class MatmulConfig:
     """Programs that share the columns of one tile of rows."""
     num_warps: int = 4
     num_stages: int = 4
-    prefetch: int = 4
+    prefetch: int = 0
     """Columns of the weight, in times of ``columns``, that a program asks for while the kernel before it still runs: 0
     or a power of two."""
 
@@ -102,11 +102,11 @@ def _skinny_matmul(
     up_acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
     if PDL and PREFETCH > 0:
         # The weight is no earlier kernel's work: memory need not stand still while the last of these comes to its end.
-        line: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-        lines = first + tl.arange(0, PREFETCH * COLUMNS // line) * line
+        sector: tl.constexpr = SECTOR_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+        sectors = first + tl.arange(0, PREFETCH * COLUMNS // sector) * sector
         ahead = (
             tl.minimum(rows, num_out - 1).to(tl.int64)[:, None] * weight_row
-            + tl.minimum(lines, IN - 1)[None, :]
+            + tl.minimum(sectors, IN - 1)[None, :]
         )
         prefetch(weight_ptr + ahead)
         if GATED:
