@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
+from inferplane.models.catalog import CATALOG
 from repository import ROOT, repository_files, shown, source_files, text_files
 
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_FILE_BYTES = 1 << 20
+MAX_MEDIAN_MODEL_LINES = 200
 MAX_WEIGHTS_BYTES = 5_000_000
 """Of a trained model that tests need."""
+
+MODELS = ROOT / "core/src/inferplane/models"
+NO_NAMES_OF_FAMILIES = {"mamba"}
+"""A kind of layer, too, with a spec of its own."""
 
 # Spelled in pieces, so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|far[m]|hom[e]/\w+|User[s]/\w+|tmp/[v])/")
@@ -65,6 +72,16 @@ def test_source_files_can_be_read_in_one_sitting():
     lengths = {shown(path): len(path.read_text(encoding="utf-8").splitlines()) for path in source_files()}
     assert lengths
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+def test_a_model_file_is_short_and_layers_know_no_family():
+    models = [path for path in source_files() if path.parent == MODELS]
+    lengths = [len(path.read_text(encoding="utf-8").splitlines()) for path in models]
+    assert len(lengths) > 20 and statistics.median(lengths) <= MAX_MEDIAN_MODEL_LINES
+    families = {facts.family.lower() for facts in CATALOG.values()}
+    named = re.compile(rf"\b({'|'.join(map(re.escape, sorted(families - NO_NAMES_OF_FAMILIES)))})", re.I)
+    layers = [path for path in source_files() if path.parent == MODELS.with_name("layers")]
+    assert len(layers) > 20 and not lines_that_match(named, layers)
 
 
 def test_functions_fit_a_screen():

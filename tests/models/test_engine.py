@@ -38,12 +38,18 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(3, tiny_models.VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
 
 
-def tight_pool_bytes(folder: Path) -> int:
-    """Of a pool that holds one sequence of the longest length and no second one."""
-    layers = build_model(make_context(read_config(folder), max_model_len=MAX_LEN)).kv_layers()
+def tight_pool(folder: Path, max_model_len: int) -> dict[str, int]:
+    """Settings of an engine whose pool holds one sequence of the longest length and no second one."""
+    layers = build_model(make_context(read_config(folder), max_model_len=max_model_len)).kv_layers()
     specs = {layer.name: replace(layer.spec, block_size=16) for layer in layers}
-    groups = group_layers(specs, MAX_LEN, MAX_STEP_TOKENS)
-    return bytes_per_request(groups, MAX_LEN, MAX_STEP_TOKENS)
+    groups = group_layers(specs, max_model_len, MAX_STEP_TOKENS)
+    return {
+        "kv_cache_bytes": bytes_per_request(groups, max_model_len, MAX_STEP_TOKENS),
+        "max_model_len": max_model_len,
+        "max_num_batched_tokens": MAX_STEP_TOKENS,
+        "max_num_seqs": 8,
+        "block_size": 16,
+    }
 
 
 def complete(llm: LLM, num_tokens: int) -> list[RequestOutput]:
@@ -62,14 +68,7 @@ def frequent_checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def test_greedy_tokens_equal_those_of_transformers(family: str, tiny_model: Callable[[str], Path]):
     folder = tiny_model(family)
     teacher = Teacher(folder)
-    with open_llm(
-        folder,
-        kv_cache_bytes=tight_pool_bytes(folder),
-        max_model_len=MAX_LEN,
-        max_num_batched_tokens=MAX_STEP_TOKENS,
-        max_num_seqs=8,
-        block_size=16,
-    ) as llm:
+    with open_llm(folder, **tight_pool(folder, MAX_LEN)) as llm:
         teacher.assert_greedy(complete(llm, QUICK_TOKENS), QUICK_TOKENS)
         # short chunks give back so much that all find room in turn
         assert llm.stats().num_preemptions > 0 or family == "llama4"
@@ -85,6 +84,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks": {"max_num_batched_tokens": 32, "max_num_seqs": 8},
     "reference": {"device": "reference"},
     "two ranks": {"tensor_parallel_size": 2, "executor": "multiprocess"},
+    "tight pool": {},
 }
 
 
@@ -98,11 +98,17 @@ def test_each_mode_cold_and_warm(family: str, mode: str, tiny_model: Callable[[s
             open_llm(folder, **MODES[mode])
         return
     teacher = Teacher(folder)
-    with open_llm(folder, **MODES[mode]) as llm:
+    args = tight_pool(folder, LENGTHS[-1] + ALL_TOKENS + 16) if mode == "tight pool" else MODES[mode]
+    with open_llm(folder, **args) as llm:
         for _ in range(2):
             teacher.assert_greedy(complete(llm, ALL_TOKENS), ALL_TOKENS)
-        has_far_checkpoints = mode == "two ranks" and family in ("qwen3_next", "lfm2")
-        assert has_far_checkpoints or llm.stats().num_prefix_hit_tokens > 0
+        if mode == "tight pool":
+            assert llm.stats().num_preemptions > 0 or family == "llama4"
+        elif mode != "two ranks" or family not in (
+            "qwen3_next",
+            "lfm2",
+        ):  # their checkpoints are further apart there
+            assert llm.stats().num_prefix_hit_tokens > 0
         assert_idle(llm)
 
 
