@@ -15,7 +15,7 @@ import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
 from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at
-from inferplane_kernels_triton.launch import LINE_BYTES, begin, options, prefetch
+from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch
 from inferplane_kernels_triton.skinny_matmul import (
     MAX_TOKENS,
     MatmulWorkspace,
@@ -39,8 +39,8 @@ class Int4MatmulConfig:
     num_warps: int = 4
     num_stages: int = 4
     prefetch: int = 4
-    """Lines of memory, of two blocks each, of every row that a program asks for while the kernel before it still runs:
-    0 or a power of two."""
+    """Lines of 128 bytes, of two blocks each, of every row that a program asks for while the kernel before it still
+    runs: 0 or a power of two."""
 
     @classmethod
     def default(cls, num_tokens: int, out_features: int) -> Int4MatmulConfig:
@@ -115,7 +115,7 @@ def _int4_matmul(
     acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
     if PDL and PREFETCH > 0:
         # The weight is no earlier kernel's work: memory need not stand still while the last of these comes to its end.
-        ahead = first * 16 + tl.arange(0, PREFETCH) * (LINE_BYTES // 4)
+        ahead = first * 16 + tl.arange(0, PREFETCH * 128 // SECTOR_BYTES) * (SECTOR_BYTES // 4)
         starts = tl.where(row_mask, rows, 0)[:, None] * (num_blocks * 16)
         prefetch(words_ptr + starts + tl.minimum(ahead, num_blocks * 16 - 1)[None, :])
     begin(PDL)
