@@ -68,6 +68,8 @@ def parse_prompt(prompt: Prompt) -> ParsedPrompt:
 
 
 def _whole_numbers(token_ids: object) -> list[int]:
+    if isinstance(token_ids, list) and set(map(type, token_ids)) == {int}:
+        return token_ids.copy()  # the usual form, without a look at each from Python
     if isinstance(token_ids, Sequence) or hasattr(token_ids, "__iter__"):
         try:
             if not any(isinstance(token_id, bool) for token_id in token_ids):
