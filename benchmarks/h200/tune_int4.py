@@ -27,7 +27,7 @@ from timing import num_buffers
 from tune_products import NORMED, SHAPES, Shape
 
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
-from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
+from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -39,14 +39,14 @@ GROUP = 128
 PRODUCTS = {name: shape for name, shape in SHAPES["llama-8b"].items() if name != "lm_head"}
 """The head stays plain."""
 ONE_ROW = [
-    Int4MatvecConfig(*each)
+    Int4FixedMatvecConfig(*each)
     for each in (
-        (8, 32, 4), (16, 32, 8), (16, 32, 4), (8, 32, 8), (4, 32, 4), (32, 32, 8), (4, 32, 8), (8, 64, 8), (16, 64, 8),
-        (4, 64, 8), (8, 16, 2), (4, 16, 2), (2, 32, 4), (16, 16, 4),
+        (8, 2, 4), (8, 4, 4), (8, 1, 4), (4, 4, 4), (4, 8, 4), (4, 2, 4), (4, 1, 4), (16, 1, 8), (16, 2, 8), (8, 4, 8),
+        (8, 2, 8), (4, 4, 8), (2, 8, 4), (2, 4, 4), (8, 2, 2), (4, 4, 2),
     )
 ]  # fmt: skip
-FLOAT = ONE_ROW[:5]
-"""Configurations with which the kernel of other vendors is measured beside."""
+FLOAT = [Int4MatvecConfig(*each) for each in ((8, 32, 4), (4, 32, 4), (16, 32, 8), (8, 32, 8), (2, 32, 4))]
+"""The kernel of other vendors is measured beside."""
 FEW_ROWS = [
     Int4MatmulConfig(rows, splits, warps)
     for (rows, warps), splits in itertools.product(
@@ -80,13 +80,12 @@ def matrices(shape: Shape) -> list[Int4Matrix]:
     return [one() for _ in range(min(16, num_buffers(out * inner // 2)))]
 
 
-def launch_one_row(task: tuple[str, bool, Int4MatvecConfig]) -> None:
-    """Name of the product, and whether by fixed point."""
-    name, is_fixed, config = task
+def launch_one_row(task: tuple[str, Int4FixedMatvecConfig | Int4MatvecConfig]) -> None:
+    name, config = task
     inner = PRODUCTS[name][1]
     norm = NormBefore(meta(inner), 1e-5, meta(1, inner), meta(1, inner)) if name in NORMED else None
     weight = meta_matrix(PRODUCTS[name])
-    matvec = int4_fixed_matvec if is_fixed else int4_matvec
+    matvec = int4_fixed_matvec if isinstance(config, Int4FixedMatvecConfig) else int4_matvec
     matvec(meta(1, inner), weight, norm=norm, gated=name == "gate_up", config=config, pdl=True)
 
 
@@ -132,7 +131,7 @@ def measure_one_row(measuring: Measuring, name: str, weights: list[Int4Matrix]) 
     best = min(times, key=times.__getitem__)
     if times[best] < float("inf"):
         print(f"one row {name}: {out * inner / 2e6 / times[best]:.2f} TB/s of codes by {best}", flush=True)
-        measuring.keep(kernel_of(name, "int4_matvec"), f"{out}x{inner}", best)
+        measuring.keep(kernel_of(name, "int4_fixed_matvec"), f"{out}x{inner}", best)
 
 
 def measure_one_row_by_matmul(measuring: Measuring, name: str, weights: list[Int4Matrix]) -> None:
@@ -201,13 +200,7 @@ def compile_candidates(stage: str) -> None:
     names = list(PRODUCTS)
     by_matmul = [(name, config) for name in names for config in few_rows_configs(PRODUCTS[name][0])]
     if stage == "one_row":
-        tasks = [
-            (name, is_fixed, each)
-            for is_fixed, known in ((True, ONE_ROW), (False, FLOAT))
-            for each in known
-            for name in names
-        ]
-        precompile(launch_one_row, tasks)
+        precompile(launch_one_row, list(itertools.product(names, [*ONE_ROW, *FLOAT])))
         precompile(launch_few_rows, [(name, 1, config) for name, config in by_matmul])
     elif stage == "few_rows":
         precompile(launch_few_rows, [(name, width, config) for name, config in by_matmul for width in WIDTHS])

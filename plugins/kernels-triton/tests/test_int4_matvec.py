@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
+from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.matvec import NormBefore
 from int4_weights import drawn_int4
 from kernel_checks import assert_close, gpu, poisoned
 
 EPS = 1e-5
-SMALL = Int4MatvecConfig(rows=4, blocks=2)
+SMALL = {
+    int4_matvec: Int4MatvecConfig(rows=4, blocks=2),
+    int4_fixed_matvec: Int4FixedMatvecConfig(rows=2, times=2, warps_for_32=4),
+}
 Matvec = Callable[..., torch.Tensor]
 both = pytest.mark.parametrize("matvec", [int4_matvec, int4_fixed_matvec])
 """Of the kernels for one row."""
@@ -27,7 +31,7 @@ def check(
     group: int | None,
     dtype: torch.dtype,
     device: torch.device,
-    config: Int4MatvecConfig,
+    config: Any,
     *,
     has_residual: bool = False,
     has_norm: bool = False,
@@ -69,12 +73,12 @@ def check(
 @both
 @pytest.mark.parametrize("group", [16, 64, 128, 256, None])
 def test_matvec(matvec: Matvec, group: int | None, device: torch.device):
-    check(matvec, 6, 384, group, torch.float16, device, SMALL)
+    check(matvec, 6, 384, group, torch.float16, device, SMALL[matvec])
 
 
 @both
 def test_bfloat16(matvec: Matvec, device: torch.device):
-    check(matvec, 4, 384, 32, torch.bfloat16, device, SMALL)
+    check(matvec, 4, 384, 32, torch.bfloat16, device, SMALL[matvec])
 
 
 @both
@@ -82,7 +86,7 @@ def test_bfloat16(matvec: Matvec, device: torch.device):
 def test_rows_that_end_within_a_block_or_a_group(
     matvec: Matvec, in_features: int, group: int | None, device: torch.device
 ):
-    check(matvec, 6, in_features, group, torch.float16, device, SMALL, has_zero=True, has_norm=True)
+    check(matvec, 6, in_features, group, torch.float16, device, SMALL[matvec], has_zero=True, has_norm=True)
 
 
 @both
@@ -104,7 +108,7 @@ def test_rows_that_end_within_a_block_or_a_group(
 )  # fmt: skip
 @pytest.mark.parametrize("group", [32, 128])
 def test_fused(matvec: Matvec, group: int, fused: dict, device: torch.device):
-    check(matvec, 8, 256, group, torch.float16, device, SMALL, **fused)
+    check(matvec, 8, 256, group, torch.float16, device, SMALL[matvec], **fused)
 
 
 def test_sums_are_as_exact_as_float32(device: torch.device):
@@ -112,7 +116,7 @@ def test_sums_are_as_exact_as_float32(device: torch.device):
     torch.manual_seed(0)
     x = torch.randn(1, 2048, device=device)
     weight, numbers = drawn_int4(4, 2048, 128, device)
-    assert_close(int4_matvec(x, weight, config=SMALL), x.double() @ numbers.T, 3e-5)
+    assert_close(int4_matvec(x, weight, config=SMALL[int4_matvec]), x.double() @ numbers.T, 3e-5)
 
 
 def test_fixed_point_is_finer_than_half_precision(device: torch.device):
@@ -121,8 +125,8 @@ def test_fixed_point_is_finer_than_half_precision(device: torch.device):
     x = torch.randn(1, 512, device=device)
     x[0, ::50] *= 30
     weight, numbers = drawn_int4(4, 512, 128, device)
-    assert_close(int4_fixed_matvec(x, weight, config=SMALL), x.double() @ numbers.T, 2e-4)
-    nothing = int4_fixed_matvec(torch.zeros_like(x), weight, config=SMALL)
+    assert_close(int4_fixed_matvec(x, weight, config=SMALL[int4_fixed_matvec]), x.double() @ numbers.T, 2e-4)
+    nothing = int4_fixed_matvec(torch.zeros_like(x), weight)
     assert not nothing.any()
 
 
@@ -140,7 +144,7 @@ def test_other_rows_and_columns(matvec: Matvec):
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_at_real_shapes(matvec: Matvec, group: int, pdl: bool, device: torch.device):
-    config = Int4MatvecConfig()
+    config = type(SMALL[matvec])()
     everything = {"has_norm": True, "has_residual": True, "pdl": pdl}
     for has_zero in (False, True):
         check(matvec, 6144, 4096, group, torch.bfloat16, device, config, has_zero=has_zero, **everything)

@@ -13,7 +13,7 @@ from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_atte
 from inferplane_kernels_triton.draw_token import draw_token
 from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
-from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
+from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -148,12 +148,14 @@ def _int4_matrix(out_features: int, in_features: int, *, has_zero: bool) -> Int4
 def _int4(tuning: TuningTable) -> None:
     norm = NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
     config = tuning.config("int4_matvec", (28672, 4096), Int4MatvecConfig())
+    fixed = tuning.config("int4_fixed_matvec", (28672, 4096), Int4FixedMatvecConfig())
     write = tuning.config("int4_dequantize", (28672, 4096), DequantizeConfig())
     for has_zero in (False, True):
         weight = _int4_matrix(28672, 4096, has_zero=has_zero)
-        for kernel in (int4_matvec, int4_fixed_matvec):
-            kernel(_meta(1, 4096), weight, config=config)
-            kernel(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
+        int4_matvec(_meta(1, 4096), weight, config=config)
+        int4_matvec(_meta(1, 4096), weight, norm=norm, gated=True, config=config)
+        int4_fixed_matvec(_meta(1, 4096), weight, config=fixed)
+        int4_fixed_matvec(_meta(1, 4096), weight, norm=norm, gated=True, config=fixed)
         for num_tokens in (8, 32):
             few = Int4MatmulConfig.default(num_tokens, 28672)
             few = tuning.config("int4_matmul", (num_tokens, 28672, 4096), few)

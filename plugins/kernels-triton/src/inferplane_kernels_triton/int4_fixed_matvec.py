@@ -2,11 +2,13 @@
 
 Each program rounds x to 16-bit fixed point, with a step for each block of 128 columns: finer than the bfloat16 that x
 comes in, but for numbers below a hundredth of their block's largest. Its upper and lower bytes are multiplied apart,
-four columns an instruction, and what x costs is shared by the program's rows, so that these should be many. As in
+four columns an instruction. To make x ready costs more than a row, so that a program takes rows several times. As in
 `int4_matvec`, residual, norm, bias and gate are fused.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,7 +16,7 @@ import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
-from inferplane_kernels_triton.int4_matvec import DEFAULT, Int4MatvecConfig, load_words, load_x, spread
+from inferplane_kernels_triton.int4_matvec import load_words, load_x, spread
 from inferplane_kernels_triton.launch import begin, compiles_for_nvidia, options
 from inferplane_kernels_triton.matvec import NormBefore
 
@@ -24,6 +26,18 @@ ROUNDING = tl.constexpr(12582912.0)
 """Added to a float it leaves the whole number in the low bits."""
 ONES = tl.constexpr(0x01010101)
 CODES = tl.constexpr(0x0F0F0F0F)
+
+
+@dataclass(frozen=True)
+class Int4FixedMatvecConfig:
+    """How the kernel is launched."""
+
+    rows: int = 8
+    """Rows of the weight that a program multiplies at a time (pairs of rows where the weight is gate and up)."""
+    times: int = 2
+    """How often, for an x that it makes ready once."""
+    warps_for_32: int = 4
+    """Warps of a program for each 32 blocks of 128 columns, all of which it has at once."""
 
 
 @triton.jit
@@ -99,55 +113,77 @@ def _add_half(
 
 
 @triton.jit
+def _x_in_fixed_point(
+    x_ptr, residual_ptr, residual_out_ptr, norm_ptr, eps, IN: tl.constexpr, BLOCKS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Lower and upper bytes ``[BLOCKS, 4, 4]`` of x at the first four places and at the last, and ``[BLOCKS]`` of what
+    a step stands for, the norm's factor included."""
+    fours = tl.arange(0, 4)
+    lanes = (fours[:, None] * 4 + fours[None, :])[None, :, :]
+    starts = tl.arange(0, BLOCKS)[:, None, None] * 128
+    squares = tl.zeros((BLOCKS, 4, 4), dtype=tl.float32)
+    numbers = ()
+    for place in tl.static_range(8):
+        columns = starts + place * 16 + lanes
+        inside = columns < IN
+        writes = tl.program_id(0) == 0
+        x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, writes, HAS_RESIDUAL)
+        if HAS_NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        numbers += (x,)  # type: ignore[assignment]
+    n = numbers
+    largest = tl.maximum(_largest(n[0], n[1], n[2], n[3]), _largest(n[4], n[5], n[6], n[7]))  # type: ignore[misc]
+    step = tl.maximum(tl.max(tl.max(largest, axis=2), axis=1), 1e-30) / LARGEST
+    per_step = (1.0 / step)[:, None, None]
+    if HAS_NORM:
+        step *= tl.rsqrt(tl.sum(tl.sum(tl.sum(squares, axis=2), axis=1), axis=0) / IN + eps)
+    lower_first, upper_first = _in_fixed_point(n[0], n[1], n[2], n[3], per_step)  # type: ignore[misc]
+    lower_last, upper_last = _in_fixed_point(n[4], n[5], n[6], n[7], per_step)  # type: ignore[misc]
+    return lower_first, upper_first, lower_last, upper_last, step
+
+
+@triton.jit
 def _int4_fixed_matvec(
     x_ptr, residual_ptr, residual_out_ptr, norm_ptr, words_ptr, scale_ptr, zero_ptr, offset_ptr, bias_ptr, out_ptr,
     num_out, eps,
     IN: tl.constexpr, GROUP: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    NATIVE: tl.constexpr, PDL: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr,
+    BLOCKS: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program takes ROWS rows of the weight: its outputs or, where GATED, a gate and an up by turns for each."""
+    """One program takes TIMES times ROWS rows of the weight: its outputs or, where GATED, gate and up by turns."""
     num_blocks: tl.constexpr = (IN + 127) // 128
     num_groups: tl.constexpr = (IN + GROUP - 1) // GROUP
     groups_of_block: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
     places: tl.constexpr = 8 // groups_of_block
     halves: tl.constexpr = 2 if GATED else 1
-    program = tl.program_id(0)
+    made: tl.constexpr = ROWS // halves
     locals = tl.arange(0, ROWS)
-    outs = program * (ROWS // halves) + locals // halves
-    is_row = outs < num_out
-    rows = (outs + locals % halves * num_out).to(tl.int64)
-    row_starts = rows[:, None, None, None] * (num_blocks * 16)
+    outs = tl.program_id(0) * (made * TIMES) + locals // halves
+    blocks = tl.arange(0, BLOCKS)
     # the four words that a thread has are a dimension of their own, to be summed up as whole numbers
     fours = tl.arange(0, 4)
     lanes = fours[:, None] * 4 + fours[None, :]
-    blocks = tl.arange(0, BLOCKS)
     cells = (blocks[:, None, None] * 16 + lanes[None, :, :])[None, :, :, :]
+    is_block = (blocks < num_blocks)[None, :, None, None]
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
-    mask = is_row[:, None, None, None] & (blocks < num_blocks)[None, :, None, None]
-    words = load_words(words_ptr + row_starts, cells, mask)
+    first = tl.program_id(0).to(tl.int64) * (made * TIMES)
+    words_ptr += first * (num_blocks * 16)
+    local_rows = locals // halves + locals % halves * num_out
+    cells += local_rows[:, None, None, None] * (num_blocks * 16)
+    words = load_words(words_ptr, cells, is_block & (outs < num_out)[:, None, None, None])
     begin(PDL)
-    acc = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.float32)
-    squares = tl.zeros((BLOCKS, 4, 4), dtype=tl.float32)
-    for start in range(0, num_blocks, BLOCKS):
-        cells += BLOCKS * 16
-        more = is_row[:, None, None, None] & (start + BLOCKS + blocks < num_blocks)[None, :, None, None]
-        next_words = load_words(words_ptr + row_starts, cells, more)
-        numbers = ()
-        for place in tl.static_range(8):
-            columns = ((start + blocks) * 128 + place * 16)[:, None, None] + lanes[None, :, :]
-            inside = columns < IN
-            x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, program == 0, HAS_RESIDUAL)
-            if HAS_NORM:
-                squares += x * x
-                x *= tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-            numbers += (x,)  # type: ignore[assignment]
-        n = numbers
-        largest = tl.maximum(_largest(n[0], n[1], n[2], n[3]), _largest(n[4], n[5], n[6], n[7]))  # type: ignore[misc]
-        step = tl.maximum(tl.max(tl.max(largest, axis=2), axis=1), 1e-30) / LARGEST
-        per_step = (1.0 / step)[:, None, None]
-        lower_first, upper_first = _in_fixed_point(n[0], n[1], n[2], n[3], per_step)  # type: ignore[misc]
-        lower_last, upper_last = _in_fixed_point(n[4], n[5], n[6], n[7], per_step)  # type: ignore[misc]
+    lower_first, upper_first, lower_last, upper_last, step = _x_in_fixed_point(
+        x_ptr, residual_ptr, residual_out_ptr, norm_ptr, eps, IN, BLOCKS, HAS_RESIDUAL, HAS_NORM
+    )
+    for time in range(TIMES):
+        is_row = outs < num_out
+        outs += made
+        words_ptr += made * num_blocks * 16
+        is_next = (outs < num_out) & (time + 1 < TIMES)
+        next_words = load_words(words_ptr, cells, is_block & is_next[:, None, None, None])
+        acc = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.float32)
         for part in tl.static_range(groups_of_block):
             sums = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.int32)
             total = tl.zeros((BLOCKS, 4), dtype=tl.int32)
@@ -160,26 +196,26 @@ def _int4_fixed_matvec(
                 sums, total = _add_half(
                     sums, total, words, lower_last, upper_last, 4, part * places % 4, places, NATIVE
                 )
-            group = ((start + blocks) * 128 + part * GROUP) // GROUP
-            at = rows[:, None] * num_groups + group[None, :]
+            group = (blocks * 128 + part * GROUP) // GROUP
+            at = (first + time * made) * num_groups + (local_rows[:, None] * num_groups + group[None, :])
             is_group = is_row[:, None] & (group < num_groups)[None, :]
             product, x_total = sums.to(tl.float32), total.to(tl.float32)[None, :, :]
             if HAS_ZERO:
                 product -= x_total * spread(zero_ptr, at, is_group)
-            acc += product * (spread(scale_ptr, at, is_group) * step[None, :, None])
+            acc += product * spread(scale_ptr, at, is_group)
             if HAS_OFFSET:
-                acc += x_total * (spread(offset_ptr, at, is_group) * step[None, :, None])
+                acc += x_total * spread(offset_ptr, at, is_group)
         words = next_words
-    result = tl.sum(tl.sum(acc, axis=2), axis=1)
-    if HAS_NORM:
-        result *= tl.rsqrt(tl.sum(tl.sum(tl.sum(squares, axis=2), axis=1), axis=0) / IN + eps)
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
-    if GATED:
-        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
-        result = silu(gate) * up
-    outs = program * (ROWS // halves) + tl.arange(0, ROWS // halves)
-    tl.store(out_ptr + outs, result.to(out_ptr.dtype.element_ty), mask=outs < num_out)
+        result = tl.sum(tl.sum(acc, axis=2) * step[None, :], axis=1)
+        if HAS_BIAS:
+            result += tl.load(bias_ptr + first + time * made + local_rows, mask=is_row, other=0.0).to(
+                tl.float32
+            )
+        if GATED:
+            gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
+            result = silu(gate) * up
+        written = first + time * made + tl.arange(0, made)
+        tl.store(out_ptr + written, result.to(out_ptr.dtype.element_ty), mask=written < num_out)
 
 
 def int4_fixed_matvec(
@@ -190,7 +226,7 @@ def int4_fixed_matvec(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
-    config: Int4MatvecConfig = DEFAULT,
+    config: Int4FixedMatvecConfig = Int4FixedMatvecConfig(),
     pdl: bool = False,
 ) -> torch.Tensor:
     """As `int4_matvec`."""
@@ -202,14 +238,15 @@ def int4_fixed_matvec(
     num_out = weight.out_features // (2 if gated else 1)
     if out is None:
         out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    blocks = min(config.blocks, triton.next_power_of_2(weight.words.shape[1] // 16))
+    blocks = max(8, triton.next_power_of_2(weight.words.shape[1] // 16))
+    num_warps = min(16, max(1, blocks // 8 * config.warps_for_32 // 4))
     residual = norm.residual if norm else None
-    _int4_fixed_matvec[(triton.cdiv(num_out, config.rows),)](
+    _int4_fixed_matvec[(triton.cdiv(num_out, config.rows * config.times),)](
         x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
         weight.words, weight.scale, weight.zero, weight.offset, bias, out, num_out, norm.eps if norm else 0.0,
         IN=weight.in_features, GROUP=weight.group, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
         HAS_ZERO=weight.zero is not None, HAS_OFFSET=weight.offset is not None, HAS_BIAS=bias is not None,
-        GATED=gated, ROWS=config.rows * (2 if gated else 1), BLOCKS=blocks,
-        NATIVE=compiles_for_nvidia(_int4_fixed_matvec), PDL=pdl, **options(pdl, num_warps=config.num_warps),
+        GATED=gated, ROWS=config.rows * (2 if gated else 1), TIMES=config.times, BLOCKS=blocks,
+        NATIVE=compiles_for_nvidia(_int4_fixed_matvec), PDL=pdl, **options(pdl, num_warps=num_warps),
     )  # fmt: skip
     return out

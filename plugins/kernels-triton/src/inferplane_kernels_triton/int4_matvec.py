@@ -34,9 +34,6 @@ class Int4MatvecConfig:
     num_warps: int = 4
 
 
-DEFAULT = Int4MatvecConfig()
-
-
 @triton.jit
 def load_words(ptr, cells, mask):
     """Each is read once."""
@@ -163,7 +160,7 @@ def int4_matvec(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
-    config: Int4MatvecConfig = DEFAULT,
+    config: Int4MatvecConfig = Int4MatvecConfig(),
     pdl: bool = False,
 ) -> torch.Tensor:
     """``x @ weight.T`` for a single row, summed in float32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn.functional import linear
 
 from inferplane.api.quant import QuantizedWeight
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
-from inferplane_kernels_triton.int4_fixed_matvec import int4_fixed_matvec
+from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
@@ -38,12 +39,16 @@ class Int4Multiply(FusedProduct):
         )
         shape, words = (weight.out_features, weight.in_features), self._matrix.words
         self._space = space_for(weight.out_features * weight.in_features, words.device)
+        self._matvec: Callable[..., torch.Tensor]
+        default: Int4FixedMatvecConfig | Int4MatvecConfig
+        if launch.backend == "nvidia":
+            # four products of bytes an instruction, which other compilers than NVIDIA's have no word for
+            self._matvec, name, default = int4_fixed_matvec, "int4_fixed_matvec", Int4FixedMatvecConfig()
+        else:
+            self._matvec, name, default = int4_matvec, "int4_matvec", Int4MatvecConfig()
         self._for_one_row = [
-            launch.config(kernel, shape, Int4MatvecConfig(), words)
-            for kernel in ("int4_matvec", "int4_matvec_gated")
+            launch.config(kernel, shape, default, words) for kernel in (name, f"{name}_gated")
         ]
-        # four products of bytes an instruction, which other compilers than NVIDIA's have no word for
-        self._matvec = int4_fixed_matvec if launch.backend == "nvidia" else int4_matvec
         self._for_few_rows = [
             {width: few_rows(kernel, self._matrix, width, launch) for width in _WIDTHS}
             for kernel in ("int4_matmul", "int4_matmul_gated")
