@@ -21,6 +21,8 @@ RACING_BLOCK = tl.constexpr(256)
 FIRST_BLOCK_INDEX = tl.constexpr(1 << 31)
 """Of the random numbers of blocks; those of tokens begin with 0."""
 MAX_TILE = 8192
+STAGES = tl.constexpr(3)
+"""Tiles of a row on their way at once: a program is alone with its row, and waits for the cache otherwise."""
 SIGNIFICANT_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 """Of a logit as float32, from the left: the others follow from these. An even number."""
 
@@ -80,7 +82,7 @@ def _last_kept(
         from_1 = tl.zeros((TILE,), dtype=tl.float32)
         from_2 = tl.zeros((TILE,), dtype=tl.float32)
         from_3 = tl.zeros((TILE,), dtype=tl.float32)
-        for start in range(0, vocab_size, TILE):
+        for start in tl.range(0, vocab_size, TILE, num_stages=STAGES):
             logits = _load(row_ptr, start, vocab_size, TILE)
             order = _ordered(logits)
             if WEIGHTED:
@@ -126,7 +128,7 @@ def _draw_token(
     low = tl.load(ints_ptr + ints_row + row).to(tl.uint32, bitcast=True)
     high = tl.load(ints_ptr + 2 * ints_row + row).to(tl.uint32, bitcast=True)
     tops = tl.full((TILE,), float("-inf"), dtype=tl.float32)
-    for start in range(0, vocab_size, TILE):
+    for start in tl.range(0, vocab_size, TILE, num_stages=STAGES):
         logits = _load(row_ptr, start, vocab_size, TILE)
         tops = tl.maximum(tops, tl.where(logits == logits, logits, float("inf")))
     largest = tl.max(tops, axis=0)
@@ -139,7 +141,7 @@ def _draw_token(
     if HAS_TOP_P:
         top_p = tl.load(floats_ptr + floats_row + row)
         total = tl.zeros((TILE,), dtype=tl.float32)
-        for start in range(0, vocab_size, TILE):
+        for start in tl.range(0, vocab_size, TILE, num_stages=STAGES):
             total += _weights(_load(row_ptr, start, vocab_size, TILE), largest, rate, floor, 0.0)
         # more than there is where all are kept
         wanted = tl.where(top_p < 1.0, top_p * tl.sum(total, axis=0), float("inf"))
@@ -147,7 +149,7 @@ def _draw_token(
     first_time = float("inf")
     first_block = 0
     blocks = tl.arange(0, TILE // RACING_BLOCK)
-    for start in range(0, vocab_size, TILE):
+    for start in tl.range(0, vocab_size, TILE, num_stages=STAGES):
         weights = _weights(_load(row_ptr, start, vocab_size, TILE), largest, rate, floor, min_p)
         sums = tl.sum(tl.reshape(weights, (TILE // RACING_BLOCK, RACING_BLOCK)), axis=1)
         index = start // RACING_BLOCK + blocks
