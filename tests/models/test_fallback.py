@@ -88,6 +88,11 @@ def test_layers_keep_what_they_ask_for(tiny_model: Callable[[str], Path]) -> Non
     assert isinstance(window.spec, SlidingWindowSpec) and window.spec.window == 24
     for layer in build_model(context(tiny_model("vaultgemma"))).attention_layers():
         assert (layer.scale, layer.soft_cap) == (24**-0.5, 5.0)
+    assert all(
+        layer.has_sinks for layer in build_model(context(tiny_model("granite_swa"))).attention_layers()
+    )
+    of_shared = build_model(context(tiny_model("gemma3n"))).attention_layers()
+    assert [layer.name for layer in of_shared] == [f"model.layers.{index}.self_attn" for index in (0, 1)]
     for layer in build_model(context(tiny_model("minicpm3"))).attention_layers():
         assert (layer.num_heads, layer.num_kv_heads, layer.head_dim) == (4, 4, 40)
 

@@ -342,6 +342,29 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "VaultGemmaConfig",
         {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
     ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 24,
+            "intermediate_size": [160] * 4,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+            "vocab_size_per_layer_input": 1024,
+            "hidden_size_per_layer_input": 16,
+            "laurel_rank": 8,
+        },
+    ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attention_multiplier": 0.3,
+        },
+    ),
     "minicpm3": (
         "MiniCPM3Config",
         {

@@ -18,6 +18,7 @@ from inferplane.api.kv import (
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.layers.kv_scales import LayerKVScales
 from inferplane.layers.layer import Layer
+from inferplane.models.errors import ModelLoadError
 
 QKNorm = tuple[torch.Tensor, torch.Tensor, float]
 """(weight of q, weight of k, eps) of norms on each head, each weight ``[head_dim]``."""
@@ -40,13 +41,17 @@ class Attention(Layer):
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
         latent_rope_dim: int | None = None,
+        kv_of: Attention | None = None,
     ) -> None:
         """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out.
 
         A token sees all earlier ones; with ``window`` itself and the ``window - 1`` before it; with ``chunk`` those of
         its own chunk of so many tokens. ``sinks: [num_heads]`` float32 is kept as it is, to be filled at loading.
         With ``latent_rope_dim`` the only KV head is a latent and, in its last so many dimensions, the rotated part of
-        the key: what is kept of a token is its key, and its value is the latent in it.
+        the key: what is kept of a token is its key, and its value is the latent in it. With ``kv_of`` it attends to the
+        keys and values of that earlier layer, is called with those, and keeps none of its own.
+
+        Raises `ModelLoadError` where both layers cannot have the same.
         """
         if window is not None and chunk is not None:
             raise ValueError(
@@ -67,7 +72,16 @@ class Attention(Layer):
             kv_scales=None if self.kv_scales is None else self.kv_scales.scales,
         )
         self.backend = ctx.choose_attention(self.description)
+        self.kv_of = kv_of
         self._name = prefix
+        if kv_of is not None:
+            if (kv_of.description.spec, kv_of.backend) != (self.description.spec, self.backend):
+                raise ModelLoadError(
+                    f"{prefix}: cannot attend to the keys and values of {kv_of.description.name}, which are kept as "
+                    f"{kv_of.description.spec} by {kv_of.backend.name}, not as {self.description.spec} by "
+                    f"{self.backend.name}"
+                )
+            self._name = kv_of._name
         self._forward = self.backend.forward
         self._rotary_forward = self.backend.rotary_forward
         if sinks is not None:

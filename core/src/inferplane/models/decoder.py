@@ -205,7 +205,8 @@ class Decoder(Model):
         return name
 
     def attention_layers(self) -> list[AttentionLayer]:
-        return [layer.description for layer in walk_layers(self) if isinstance(layer, Attention)]
+        layers = [layer for layer in walk_layers(self) if isinstance(layer, Attention)]
+        return [layer.description for layer in layers if layer.kv_of is None]
 
     def state_layers(self) -> list[StateLayer]:
         return [layer.description for layer in walk_layers(self) if isinstance(layer, StateMixer)]

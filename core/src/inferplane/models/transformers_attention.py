@@ -62,6 +62,10 @@ class AttentionCall:
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks: str | None
+    """The module's parameter of a learned logit for each head that joins the softmax's denominator."""
+    kv_of: str | None
+    """The earlier layer whose keys and values it attends to, in place of its own."""
 
 
 def record_calls(decoder: torch.nn.Module, num_layers: int) -> list[AttentionCall]:
@@ -70,6 +74,10 @@ def record_calls(decoder: torch.nn.Module, num_layers: int) -> list[AttentionCal
     Raises `ModelLoadError` where a layer asks for what paged attention does not do, or does not ask.
     """
     calls: list[AttentionCall] = []
+    owners: dict[tuple[int, int], str] = {}
+    """The first layer that came with a pair of keys and values."""
+    kept: list[torch.Tensor] = []
+    """All of them, because only of those that exist no two are the same."""
 
     def record(
         name: str,
@@ -80,7 +88,10 @@ def record_calls(decoder: torch.nn.Module, num_layers: int) -> list[AttentionCal
         mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        calls.append(_read_call(name, module, query, key, value, mask, options))
+        kept.extend((key, value))
+        owner = owners.setdefault((id(key), id(value)), name)
+        kv_of = None if owner == name else owner
+        calls.append(_read_call(name, module, query, key, value, mask, options, kv_of))
         return _own_values(query, key, value, mask, options)
 
     for name, module in decoder.named_modules():
@@ -122,12 +133,13 @@ def _read_call(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     options: Mapping[str, Any],
+    kv_of: str | None,
 ) -> AttentionCall:
     if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
         raise ModelLoadError(f"{name}: lets tokens see those behind them, which no KV cache can serve")
     if mask is not None:
         raise ModelLoadError(f"{name}: gives attention a mask of its own, which the fallback does not know")
-    known = {"scaling", "sliding_window", "softcap", *_MEANINGLESS}
+    known = {"scaling", "sliding_window", "softcap", "s_aux", *_MEANINGLESS}
     odd = sorted(key for key, given in options.items() if given is not None and key not in known)
     if odd:
         raise ModelLoadError(f"{name}: gives attention {', '.join(odd)}, which the fallback does not know")
@@ -146,7 +158,20 @@ def _read_call(
         scale=head_dim**-0.5 if scale is None else float(scale),
         window=options.get("sliding_window"),
         soft_cap=options.get("softcap"),
+        sinks=_name_of_sinks(name, module, options.get("s_aux")),
+        kv_of=kv_of,
     )
+
+
+def _name_of_sinks(name: str, module: torch.nn.Module, sinks: torch.Tensor | None) -> str | None:
+    if sinks is None:
+        return None
+    found = next((key for key, parameter in module.named_parameters() if parameter is sinks), None)
+    if found is None:
+        raise ModelLoadError(
+            f"{name}: makes its attention sinks anew for each step, which the fallback does not know"
+        )
+    return found
 
 
 class PagedLayer:

@@ -57,8 +57,15 @@ class TransformersModel(Model):
         self._decoder: torch.nn.Module = self._whole.get_decoder()
         self._place = _place(self._whole, self._decoder)
         num_layers = self._config.get_text_config().num_hidden_layers
-        self._attention = {
-            call.name: Attention(
+        self._attention: dict[str, Attention] = {}
+        self._sinks: dict[str, torch.Tensor] = {}
+        """``[num_heads]`` float32 by the name of the decoder's parameter, to be filled at loading."""
+        for call in record_calls(self._decoder, num_layers):
+            sinks = None
+            if call.sinks is not None:
+                sinks = torch.empty(call.num_heads, dtype=torch.float32, device=ctx.device)
+                self._sinks[f"{call.name}.{call.sinks}"] = sinks
+            self._attention[call.name] = Attention(
                 ctx,
                 f"{self._place}.{call.name}",
                 num_heads=call.num_heads,
@@ -67,9 +74,9 @@ class TransformersModel(Model):
                 scale=call.scale,
                 window=call.window,
                 soft_cap=call.soft_cap,
+                sinks=sinks,
+                kv_of=None if call.kv_of is None else self._attention[call.kv_of],
             )
-            for call in record_calls(self._decoder, num_layers)
-        }
         self._paged = {name: PagedLayer(each, ctx.dtype) for name, each in self._attention.items()}
         if ctx.comm.rank == 0:
             logger.warning(
@@ -106,11 +113,13 @@ class TransformersModel(Model):
             self._decoder, list(self._paged), ctx.config.model.vocab_size, ctx.device
         )
         install(self._decoder, self._paged)
+        for name, sinks in self._sinks.items():
+            sinks.copy_(self._decoder.get_parameter(name))
         self._given = _Given()
         self._whole.set_submodule(self._place, self._given)
 
     def attention_layers(self) -> list[AttentionLayer]:
-        return [layer.description for layer in self._attention.values()]
+        return [layer.description for layer in self._attention.values() if layer.kv_of is None]
 
 
 class _Given(torch.nn.Module):
@@ -207,7 +216,7 @@ def _from_config(config: PreTrainedConfig, dtype: torch.dtype, **options: Any) -
 
     try:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION, **options)
-    except (ValueError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever their code makes of a configuration
         raise ModelLoadError(
             f"transformers cannot build a decoder of model_type {config.model_type!r}: {error}"
         ) from error
