@@ -23,6 +23,7 @@ from inferplane.api.quantized_weight import QuantScheme
 from inferplane.plugins import PluginSet, load_plugins
 from inferplane.quantization.ggml import TENSOR_TYPES
 from inferplane.quantization.registry import GGUF, ONLINE, STORED
+from quantized_checkpoints import torchao
 from repository import ROOT
 
 FILE = ROOT / "docs" / "formats.json"
@@ -83,6 +84,9 @@ CASES = [
     FormatCase("modelopt", "FP8", {"quant_algo": "FP8"}),
     FormatCase("modelopt", "NVFP4", {"quant_algo": "NVFP4"}),
     FormatCase("mxfp4", "experts of GPT-OSS"),
+    FormatCase("torchao", "int4, groups of 128", torchao("Int4WeightOnlyConfig", group_size=128)),
+    FormatCase("torchao", "int8", torchao("Int8WeightOnlyConfig")),
+    FormatCase("torchao", "fp8, dynamic", torchao("Float8DynamicActivationFloat8WeightConfig")),
     *(FormatCase(GGUF, kind, {TENSOR_TYPES: {"layer": kind}}) for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")),
     *(FormatCase(method, "while loading", is_online=True) for method in ONLINE),
 ]  # fmt: skip

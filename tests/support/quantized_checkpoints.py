@@ -241,6 +241,60 @@ def nvfp4() -> Case:
     return Case(config, write)
 
 
+def torchao(kind: str, **fields: Any) -> dict[str, Any]:
+    """A configuration as transformers writes it."""
+    return {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": kind, "_version": 2, "_data": fields}},
+    }
+
+
+def torchao_int4(size: int = 32) -> Case:
+    def write(rng: np.random.Generator, out: int, columns: int) -> Drawn:
+        codes = rng.integers(-8, 8, (out, columns))
+        scale, offset = half_scales(rng, columns // size, out), half_scales(rng, columns // size, out)
+        spread = [each.repeat(size, 0).T.astype(np.float32) for each in (scale, offset)]
+        tensors = {
+            "._weight_qdata": tensor((codes[:, ::2] & 15 | codes[:, 1::2] << 4).astype(np.int8)),
+            "._weight_scale": tensor(scale),
+            "._weight_zero_point": tensor(offset),
+        }
+        return tensors, tensor(codes.astype(np.float32) * spread[0] + spread[1])
+
+    return Case(torchao("Int4WeightOnlyConfig", group_size=size), write)
+
+
+def torchao_int(
+    kind: str, bits: int, size: int | None = None, *, is_symmetric: bool = True, **fields: Any
+) -> Case:
+    half = 2 ** (bits - 1)
+
+    def write(rng: np.random.Generator, out: int, columns: int) -> Drawn:
+        group = size or columns
+        codes = rng.integers(-half, half, (out, columns))
+        zero = np.zeros((out, columns // group), np.int64)
+        if not is_symmetric:
+            zero = rng.integers(-half, half, zero.shape)
+        scale = half_scales(rng, *zero.shape)
+        tensors = {
+            "._weight_qdata": tensor(codes.astype(np.int8)),
+            "._weight_scale": tensor(scale),
+            "._weight_zero_point": tensor(zero.astype(np.int8)),
+        }
+        want = (codes - zero.repeat(group, 1)).astype(np.float32) * scale.repeat(group, 1).astype(np.float32)
+        return tensors, tensor(want)
+
+    return Case(torchao(kind, **fields), write)
+
+
+def torchao_group(size: int) -> dict[str, Any]:
+    return {"_type": "PerGroup", "_version": 1, "_data": {"group_size": size}}
+
+
+def torchao_name(kind: str, value: str) -> dict[str, Any]:
+    return {"_type": kind, "_data": value}
+
+
 CASES = {
     "gptq-4": gptq(),
     "gptq-4-order": gptq(order=True),
@@ -275,4 +329,15 @@ CASES = {
     ),
     "ct-mxfp4": mxfp4(),
     "modelopt-nvfp4": nvfp4(),
+    "torchao-int4": torchao_int4(),
+    "torchao-int8": torchao_int("Int8WeightOnlyConfig", 8),
+    "torchao-w8a8": torchao_int("Int8DynamicActivationInt8WeightConfig", 8),
+    "torchao-intx-4": torchao_int(
+        "IntxWeightOnlyConfig", 4, 16, is_symmetric=False, granularity=torchao_group(16),
+        weight_dtype=torchao_name("torch.dtype", "int4"), mapping_type=torchao_name("MappingType", "ASYMMETRIC"),
+    ),
+    "torchao-intx-5": torchao_int(
+        "Int8DynamicActivationIntxWeightConfig", 5, 32, weight_granularity=torchao_group(32),
+        weight_dtype=torchao_name("torch.dtype", "int5"),
+    ),
 }  # fmt: skip

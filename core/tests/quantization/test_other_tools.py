@@ -9,6 +9,7 @@ import torch
 
 from inferplane.quantization.bitsandbytes import BitsAndBytesFormat
 from inferplane.quantization.compressed_tensors import CompressedTensorsFormat
+from inferplane.quantization.torchao import TorchAoFormat
 
 
 def weight(rows: int, columns: int) -> torch.Tensor:
@@ -90,3 +91,38 @@ def test_compressed_tensors(layout: str, args: dict, symmetric: bool) -> None:
     wanted = {stored.suffix for stored in matrix.tensors()}
     found = matrix.read({suffix: tensor for suffix, tensor in tensors.items() if suffix in wanted})
     assert torch.equal(found.dequantize(torch.float32), want.float())
+
+
+@pytest.mark.parametrize(
+    "name", ["int8", "int8 dynamic", "int4", "int4 asymmetric", "int3 dynamic", "fp8", "int8 by group"]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_torchao(name: str, dtype: torch.dtype) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    from torchao.core.config import config_to_dict
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    group = torchao.PerGroup(32)
+    config = {
+        "int8": lambda: torchao.Int8WeightOnlyConfig(version=2),
+        "int8 by group": lambda: torchao.Int8WeightOnlyConfig(version=2, granularity=group),
+        "int8 dynamic": lambda: torchao.Int8DynamicActivationInt8WeightConfig(version=2),
+        "int4": lambda: torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+        "int4 asymmetric": lambda: torchao.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=group, mapping_type=torchao.MappingType.ASYMMETRIC
+        ),
+        "int3 dynamic": lambda: torchao.Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int3, weight_granularity=group
+        ),
+        "fp8": torchao.Float8WeightOnlyConfig,
+    }[name]()
+    layer = torch.nn.Linear(96, 64, bias=False, dtype=dtype)
+    model = torch.nn.ModuleDict({"layer": layer})
+    torchao.quantize_(model, config)
+    tensors, _ = flatten_tensor_state_dict(model.state_dict())
+    found = TorchAoFormat({"quant_type": {"default": config_to_dict(config)}}).matrix("layer", 64, 96)
+    assert found is not None
+    wanted = {stored.suffix for stored in found.tensors()}
+    assert {key.removeprefix("layer.") for key in tensors} <= wanted
+    weight = found.read({key.removeprefix("layer."): each for key, each in tensors.items()})
+    assert torch.equal(weight.dequantize(dtype), model["layer"].weight.dequantize())
