@@ -56,13 +56,21 @@ inline void turn_head(const T* head, T* turned, int head_dim, const T* norm, flo
   }
 }
 
-// What a step brings: rows of `stride` elements for each token, heads of one token together.
+// Keys and values that a step brings: rows of `stride` elements for each token, heads of one token together.
 template <class T>
 struct NewTokens {
-  T *q, *k, *v;
-  int64_t q_stride, kv_stride;
-  int num_tokens, num_heads;
+  const T *k, *v;
+  int64_t stride;
+  int num_tokens;
 };
+
+// Norm and rotation of one head of a token, as `turn_head`; `norm` is the one of q or of k.
+template <class T>
+inline void turn_head_of(const Rotation& rotation, int64_t token, const T* head, T* turned, int head_dim,
+                         const void* norm) {
+  const float* table = rotation.cos_sin + rotation.positions[token] * rotation.rotary_dim;
+  turn_head(head, turned, head_dim, static_cast<const T*>(norm), rotation.eps, table, rotation.rotary_dim);
+}
 
 // Numbers in the type that they are stored in: where they lie or, of another type, in `room`.
 template <class T, class X>
@@ -78,41 +86,51 @@ inline const T* stored_as(const X* from, int size, [[maybe_unused]] T* room) {
   }
 }
 
-// Turns q where it lies, if there is a rotation, and stores k, turned, and v.
+// Stores k, turned if there is a rotation, and v.
 template <class X, class T>
 void place_tokens(const NewTokens<X>& tokens, const KV<T>& kv, const int64_t* slots, const Rotation* rotation) {
-  constexpr int kTokensPerTask = 16;
-  int head_dim = kv.head_dim, num_kv_heads = kv.num_kv_heads;
-  auto place = [&](int64_t token) {
-    const float* table = nullptr;
-    if (rotation != nullptr) {
-      table = rotation->cos_sin + rotation->positions[token] * rotation->rotary_dim;
-      X* q = tokens.q + token * tokens.q_stride;
-      for (int head = 0; head < tokens.num_heads; ++head)
-        turn_head(q + head * head_dim, q + head * head_dim, head_dim, static_cast<const X*>(rotation->q_norm),
-                  rotation->eps, table, rotation->rotary_dim);
-    }
-    for (int head = 0; head < num_kv_heads; ++head) {
-      const X* key = tokens.k + token * tokens.kv_stride + head * head_dim;
-      const X* value = tokens.v + token * tokens.kv_stride + head * head_dim;
+  int head_dim = kv.head_dim;
+  auto stored_key = [&](int64_t token, int head, T* room) -> const T* {
+    const X* key = tokens.k + token * tokens.stride + head * head_dim;
+    if (rotation == nullptr) return stored_as(key, head_dim, room);
+    if constexpr (std::is_same_v<T, X>) {
+      turn_head_of(*rotation, token, key, room, head_dim, rotation->k_norm);
+    } else {
       X turned[kMostHeadDim];
-      T stored_key[kMostHeadDim], stored_value[kMostHeadDim];
-      if (rotation != nullptr) {
-        turn_head(key, turned, head_dim, static_cast<const X*>(rotation->k_norm), rotation->eps, table,
-                  rotation->rotary_dim);
-        key = turned;
+      turn_head_of(*rotation, token, key, turned, head_dim, rotation->k_norm);
+      stored_as(turned, head_dim, room);
+    }
+    return room;
+  };
+  auto place = [&](int64_t first, int num) {
+    T room[2 * kPanelTokens * kMostHeadDim];
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      const T *keys[kPanelTokens], *values[kPanelTokens];
+      for (int i = 0; i < num; ++i) {
+        const X* value = tokens.v + (first + i) * tokens.stride + head * head_dim;
+        keys[i] = stored_key(first + i, head, room + 2 * i * head_dim);
+        values[i] = stored_as(value, head_dim, room + (2 * i + 1) * head_dim);
       }
-      kv.store(slots[token], head, stored_as(key, head_dim, stored_key), stored_as(value, head_dim, stored_value));
+      if (num == 1)
+        kv.store(slots[first], head, keys[0], values[0]);
+      else
+        kv.store_panel(slots[first], head, keys, values);
     }
   };
-  int num_tokens = tokens.num_tokens;
-  if (num_tokens <= kTokensPerTask) {
-    for (int token = 0; token < num_tokens; ++token) place(token);
-    return;
-  }
-  parallel((num_tokens + kTokensPerTask - 1) / kTokensPerTask, [&](int task, int) {
-    for (int token = task * kTokensPerTask; token < num_tokens && token < (task + 1) * kTokensPerTask; ++token)
-      place(token);
+  auto fills_panel = [&](int64_t first, int64_t end) {
+    if (!kv.stores_panels() || end - first < kPanelTokens || slots[first] % kPanelTokens != 0) return false;
+    for (int i = 1; i < kPanelTokens; ++i)
+      if (slots[first + i] != slots[first] + i) return false;
+    return true;
+  };
+  auto place_range = [&](int64_t first, int64_t end) {
+    for (int num; first < end; first += num) place(first, num = fills_panel(first, end) ? kPanelTokens : 1);
+  };
+  int num_tokens = tokens.num_tokens, per_task = num_tokens < 512 ? kPanelTokens : 4 * kPanelTokens;
+  if (num_tokens <= kPanelTokens) return place_range(0, num_tokens);
+  parallel((num_tokens + per_task - 1) / per_task, [&](int task, int) {
+    int first = task * per_task, end = first + per_task;
+    place_range(first, end < num_tokens ? end : num_tokens);
   });
 }
 

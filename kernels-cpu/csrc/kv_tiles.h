@@ -11,11 +11,13 @@
 // once, and both tiles are made of it.
 #pragma once
 
+#include "transpose.h"
 #include "vec.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
 
 constexpr int kTile = 32;  // tokens
+constexpr int kPanelTokens = 16;
 
 template <class T>
 constexpr int kPair = 1;
@@ -54,6 +56,33 @@ struct KV {
     T* keys = at + offset / kTile * 2 * tile_size();
     put_key(keys, head_dim, offset % kTile, key);
     put_value(keys + tile_size(), offset % kTile, value, head_dim);
+  }
+
+  // Whether `store_panel` can be used.
+  bool stores_panels() const { return INFERPLANE_HAS_AVX512 && kPair<T> == 2 && is_tiled() && head_dim % 32 == 0; }
+
+  // `store` for a panel of 16 tokens, whose slots begin with a multiple of 16 and follow one another.
+  void store_panel([[maybe_unused]] int64_t slot, [[maybe_unused]] int head, [[maybe_unused]] const T* const* keys,
+                   [[maybe_unused]] const T* const* values) const {
+#if INFERPLANE_HAS_AVX512
+    int offset = int(slot % block_size), token = offset % kTile;
+    T* to_keys = block(slot / block_size, head) + offset / kTile * 2 * tile_size();
+    T* to_values = to_keys + tile_size();
+    to_keys += token * head_dim;
+    for (int dim = 0; dim < head_dim; dim += 32) {  // pairs are turned round as numbers of four bytes
+      const float* rows[16];
+      for (int row = 0; row < 16; ++row) rows[row] = reinterpret_cast<const float*>(keys[row] + dim);
+      transpose_16x16(rows, reinterpret_cast<float*>(to_keys + dim * 16), 16);
+    }
+    for (int dim = 0; dim < head_dim; dim += 16)
+      for (int row = 0; row < 16; row += 2) {
+        auto wide = [&](const T* from) {
+          return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + dim)));
+        };
+        __m512i pairs = _mm512_or_si512(wide(values[row]), _mm512_slli_epi32(wide(values[row + 1]), 16));
+        _mm512_storeu_si512(to_values + dim * kTile + (token + row) * 16, pairs);
+      }
+#endif
   }
 
   // The tile of tokens first to first + 32 of a request with these blocks, first a multiple of 32. Blocks with no token

@@ -131,6 +131,7 @@ class Case:
         kernel.rotate_and_attend(
             qkv.flatten(1), positions, self.cos_sin, kv, step, qk_norm=qk_norm, sinks=self.sinks, out=out
         )
+        assert torch.equal(qkv, before)
         return out
 
     def truth(self) -> torch.Tensor:

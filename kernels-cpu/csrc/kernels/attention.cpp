@@ -89,8 +89,8 @@ template <class T, class X>
 class Attention {
  public:
   Attention(const LayerShape& layer, const Step& step, const KV<T>& kv, const X* q, int64_t q_stride,
-            const float* sinks, X* out)
-      : layer_(layer), step_(step), kv_(kv), q_(q), q_stride_(q_stride), sinks_(sinks), out_(out) {
+            const Rotation* rotation, const float* sinks, X* out)
+      : layer_(layer), step_(step), kv_(kv), q_(q), q_stride_(q_stride), rotation_(rotation), sinks_(sinks), out_(out) {
     group_ = layer.num_heads / layer.num_kv_heads;
     padded_dim_ = round_up(layer.head_dim, 16);
     left_stride_ = round_up(layer.head_dim, 32);
@@ -230,8 +230,9 @@ class Attention {
 
   void load_queries(const Item& item, int head, Left<T>* queries) const {
     int head_dim = layer_.head_dim;
+    X room[kMostHeadDim];
     for (int row = 0; row < item.num_rows; ++row) {
-      const X* from = query(item, head, row);
+      const X* from = query(item, head, row, room);
       Left<T>* to = queries + row * left_stride_;
       for (int at = 0; at < left_stride_; at += 16) {
         int n = head_dim - at;
@@ -243,8 +244,9 @@ class Attention {
 #if INFERPLANE_HAS_AMX
   // Three sections of padded_dim each, as `SplitWeights` has them, and 0 behind.
   void split_queries(const Item& item, int head, const Workspace& space) const {
+    X room[kMostHeadDim];
     for (int row = 0; row < item.num_rows; ++row) {
-      const X* from = query(item, head, row);
+      const X* from = query(item, head, row, room);
       bf16* to = reinterpret_cast<bf16*>(space.queries) + row * split_stride();
       for (int at = 0; at < padded_dim_; at += 16) {
         int n = layer_.head_dim - at;
@@ -257,9 +259,14 @@ class Attention {
   int split_stride() const { return 3 * padded_dim_ + 16; }
 #endif
 
-  const X* query(const Item& item, int head, int row) const {
+  // One row where it lies or, if there is a rotation, turned in `room`.
+  const X* query(const Item& item, int head, int row, X* room) const {
     int at = item.first_row + row;
-    return q_ + (step_.query_start[item.req] + at / group_) * q_stride_ + (head * group_ + at % group_) * layer_.head_dim;
+    int64_t token = step_.query_start[item.req] + at / group_;
+    const X* given = q_ + token * q_stride_ + (head * group_ + at % group_) * layer_.head_dim;
+    if (rotation_ == nullptr) return given;
+    turn_head_of(*rotation_, token, given, room, layer_.head_dim, rotation_->q_norm);
+    return room;
   }
 
   // Scores, softmax and sums of values for keys first to end, which are of one chunk.
@@ -473,6 +480,7 @@ class Attention {
   const KV<T> kv_;
   const X* q_;
   int64_t q_stride_;
+  const Rotation* rotation_;
   const float* sinks_;
   X* out_;
   int group_, padded_dim_, left_stride_;
@@ -482,7 +490,7 @@ class Attention {
 };
 
 struct Heads {
-  void *q, *k, *v;
+  const void *q, *k, *v;
   int64_t q_stride, kv_stride;
 };
 
@@ -490,10 +498,10 @@ template <class T, class X = T>
 void attend(const LayerShape& layer, const Step& step, const Heads& heads, void* memory, const Rotation* rotation,
             const float* sinks, void* out) {
   KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim, layer.is_latent != 0};
-  NewTokens<X> tokens{static_cast<X*>(heads.q), static_cast<X*>(heads.k), static_cast<X*>(heads.v), heads.q_stride,
-                      heads.kv_stride,          step.num_tokens,          layer.num_heads};
+  NewTokens<X> tokens{static_cast<const X*>(heads.k), static_cast<const X*>(heads.v), heads.kv_stride, step.num_tokens};
   place_tokens(tokens, kv, step.slots, rotation);
-  Attention<T, X>(layer, step, kv, tokens.q, heads.q_stride, sinks, static_cast<X*>(out)).run();
+  auto q = static_cast<const X*>(heads.q);
+  Attention<T, X>(layer, step, kv, q, heads.q_stride, rotation, sinks, static_cast<X*>(out)).run();
 }
 
 using Attend = void (*)(const LayerShape&, const Step&, const Heads&, void*, const Rotation*, const float*, void*);
@@ -510,21 +518,22 @@ constexpr int64_t kQueryBytes[] = {4, 2, 2, 4};
 // 3 float32 with keys and values stored as float16.
 EXPORT(void, paged_attention)
 (const inferplane::INFERPLANE_LEVEL::LayerShape* layer, const inferplane::INFERPLANE_LEVEL::Step* step, int32_t dtype,
- void* q, int64_t q_stride, void* k, void* v, int64_t kv_stride, void* kv, const float* sinks, void* out) {
+ const void* q, int64_t q_stride, const void* k, const void* v, int64_t kv_stride, void* kv, const float* sinks,
+ void* out) {
   using namespace inferplane::INFERPLANE_LEVEL;
   kAttend[dtype](*layer, *step, {q, k, v, q_stride, kv_stride}, kv, nullptr, sinks, out);
 }
 RECORDABLE(paged_attention)
 
-// The same behind a rotation (heads.h). qkv: [num_tokens, (num_heads + 2 num_kv_heads) head_dim], of which q is changed.
+// The same behind a rotation (heads.h). qkv: [num_tokens, (num_heads + 2 num_kv_heads) head_dim].
 EXPORT(void, rotary_paged_attention)
 (const inferplane::INFERPLANE_LEVEL::LayerShape* layer, const inferplane::INFERPLANE_LEVEL::Step* step, int32_t dtype,
- void* qkv, int64_t stride, const int64_t* positions, const float* cos_sin, int32_t rotary_dim, const void* q_norm,
+ const void* qkv, int64_t stride, const int64_t* positions, const float* cos_sin, int32_t rotary_dim, const void* q_norm,
  const void* k_norm, float eps, void* kv, const float* sinks, void* out) {
   using namespace inferplane::INFERPLANE_LEVEL;
   int64_t size = kQueryBytes[dtype];
-  char* k = static_cast<char*>(qkv) + layer->num_heads * layer->head_dim * size;
-  char* v = k + layer->num_kv_heads * layer->head_dim * size;
+  const char* k = static_cast<const char*>(qkv) + layer->num_heads * layer->head_dim * size;
+  const char* v = k + layer->num_kv_heads * layer->head_dim * size;
   Rotation rotation{positions, cos_sin, q_norm, k_norm, rotary_dim, eps};
   kAttend[dtype](*layer, *step, {qkv, k, v, stride, stride}, kv, &rotation, sinks, out);
 }

@@ -164,8 +164,8 @@ class PagedAttention:
     ) -> torch.Tensor:
         """`attend` after the norm of each head's q and k, if there is one, and the rotation of both (half-split pairs).
 
-        ``qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, q before k before v: the part of q is
-        changed. ``positions: [num_tokens]`` int64, ``cos_sin: [max_positions, rotary_dim]`` float32, cosines first;
+        ``qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, q before k before v.
+        ``positions: [num_tokens]`` int64, ``cos_sin: [max_positions, rotary_dim]`` float32, cosines first;
         ``qk_norm`` is (weight of q, weight of k, eps), each weight ``[head_dim]``.
         """
         shape = self._shape
