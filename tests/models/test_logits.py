@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny_models
-from families import FAMILIES, ON_ONE_RANK
+from families import FAMILIES
 from inferplane.api.comm import Communicator
 from model_harness import PromptRun, load_tiny, run_ranks
 
@@ -46,7 +46,7 @@ def test_logits_equal_those_of_transformers(family: str, tiny_model: Callable[[s
         assert_close(run.logits(prompts(), chunk), expected)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ON_ONE_RANK])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_together_equal_one_alone(family: str, tiny_model: Callable[[str], Path]):
     folder = tiny_model(family)
     alone = PromptRun(load_tiny(folder)).logits(prompts())

@@ -316,18 +316,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-ON_ONE_RANK = (
-    "nemotron_h",
-    "mamba",
-    "mamba2",
-    "jamba",
-    "granite_hybrid",
-    "bamba",
-    "falcon_h1",
-    "falcon_h1_norm",
-)
-"""Families with layers that are not split; `core/tests/layers/test_ssm.py` shows the refusal."""
-
 OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTConfig", {"ffn_dim": 160, "word_embed_proj_dim": 64}),
     "phi": ("PhiConfig", {"partial_rotary_factor": 0.5}),

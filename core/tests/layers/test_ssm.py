@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 import torch
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer as Theirs
 
 from inferplane.api.attention import AttentionInputs
+from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.model import ForwardBatch
 from inferplane.api.state import allocate_states, state_rounds
 from inferplane.config import ConfigError
@@ -94,6 +97,55 @@ def test_it_equals_transformers_in_any_steps(
     assert not memory[7].eq(255).all()
 
 
-def test_there_is_one_state_without_checkpoints_and_no_second_rank() -> None:
-    with pytest.raises(ConfigError, match="state-space layers run on one rank, not 2"):
-        run_ranks(2, lambda comm: ssm.StateSpaceMixer(make_context(CONFIG, comm=comm), "m", 24, **SHAPE))
+def filled(comm: Communicator, num_groups: int) -> ssm.StateSpaceMixer:
+    """With weights that follow from their names, whatever part of them a rank has."""
+    mixer = ssm.StateSpaceMixer(
+        make_context(CONFIG, comm=comm), "mixer", 24, bias=True, **{**SHAPE, "num_groups": num_groups}
+    )
+    layers = list(walk_layers(mixer))
+    for slot in (slot for layer in layers for slot in layer.weight_slots()):
+        seed = torch.Generator().manual_seed(zlib.crc32(slot.name.encode()))
+        slot.copy(0.3 * torch.randn(slot.shape, generator=seed))
+    for layer in layers:
+        layer.finish_loading()
+    return mixer
+
+
+@torch.inference_mode()
+def outputs_of(mixer: ssm.StateSpaceMixer) -> torch.Tensor:
+    """Of a prompt in two steps."""
+    hidden = torch.randn(9, 24, generator=torch.Generator().manual_seed(7))
+    spec, none = mixer.description.spec, torch.zeros(0, dtype=torch.int64)
+    memory, parts = allocate_states(spec, 2, torch.device("cpu")), []
+    for start, end in ((0, 6), (6, 9)):
+        inputs = AttentionInputs(
+            num_reqs=1,
+            num_tokens=end - start,
+            query_lens_host=[end - start],
+            seq_lens_host=[end],
+            query_start=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            block_table=torch.tensor([[1]], dtype=torch.int32),
+            slot_mapping=none,
+            block_size=spec.block_size,
+        )
+        batch = ForwardBatch(
+            token_ids=none, positions=none, logits_rows=none,
+            kv={"mixer": memory}, metadata={"mixer": state_rounds(inputs)},
+        )  # fmt: skip
+        parts.append(mixer(hidden[start:end], batch))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_groups"), [(2, 2), (3, 3), (2, 1), (3, 1), (6, 2)])
+def test_ranks_together_equal_one_alone(num_ranks: int, num_groups: int) -> None:
+    """With groups of their own, and with parts of groups."""
+    alone = outputs_of(filled(SoloCommunicator(), num_groups))
+    for rank in run_ranks(num_ranks, lambda comm: outputs_of(filled(comm, num_groups))):
+        torch.testing.assert_close(rank, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_groups", "what"), [(4, 1, "heads 6"), (3, 2, "groups 2")])
+def test_numbers_that_do_not_divide_are_refused(num_ranks: int, num_groups: int, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"mixer: number of {what}"):
+        run_ranks(num_ranks, lambda comm: filled(comm, num_groups))

@@ -50,6 +50,12 @@ def stacked_rows(shares: Iterable[Share]) -> Rows:
     return Rows(total, torch.cat(parts))
 
 
+def stacked_parts(shares: Iterable[Share], comm: Communicator) -> Share | Rows:
+    """As `stacked_rows`; a matrix that only one rank has stays as it is."""
+    shares = list(shares)
+    return whole(sum(share.total for share in shares)) if comm.world_size == 1 else stacked_rows(shares)
+
+
 def whole(total: int) -> Share:
     """All of it on every rank."""
     return Share(total, 0, total)

@@ -12,10 +12,9 @@ from inferplane.api.kv import MambaSpec
 from inferplane.api.model import BuildContext, ForwardBatch
 from inferplane.api.state import StateRound
 from inferplane.layers.layer import WeightSlot
-from inferplane.layers.linear import ReplicatedLinear
+from inferplane.layers.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from inferplane.layers.norm import Norm
-from inferplane.layers.parallel import whole
-from inferplane.layers.ssm import check_one_rank
+from inferplane.layers.parallel import even_share, stacked_parts, whole
 from inferplane.layers.state_mixer import CausalConvolution, StateMixer
 
 
@@ -33,7 +32,8 @@ class SelectiveShape:
 class SelectiveScanMixer(StateMixer):
     """Convolution, selective state space of single channels (arXiv:2312.00752) and gate, between two projections.
 
-    ``norms`` are of the steps, b and c, where a model has them. Raises `ConfigError` for more than one rank.
+    ``norms`` are of the steps, b and c, where a model has them. Channels are split over the ranks; the steps' rank, b
+    and c are made of all channels, and so are the same on every rank.
     """
 
     def __init__(
@@ -47,34 +47,41 @@ class SelectiveScanMixer(StateMixer):
         conv_bias: bool = True,
         norms: tuple[Norm, Norm, Norm] | None = None,
     ) -> None:
-        check_one_rank(ctx, prefix)
-        inner, state = shape.inner_size, shape.state_size
+        inner = even_share(shape.inner_size, ctx.comm, f"{prefix}: inner size")
+        state = shape.state_size
         self._prefix = prefix
-        self._inner_size = inner
+        self._inner = inner
         self._sizes = (shape.step_rank, state, state)
         self.norms = norms
-        self.in_proj = ReplicatedLinear(ctx, f"{prefix}.in_proj", hidden_size, 2 * inner, bias=bias)
-        self.conv = CausalConvolution(ctx, f"{prefix}.conv1d", whole(inner), shape.conv_width, bias=conv_bias)
-        self.x_proj = ReplicatedLinear(ctx, f"{prefix}.x_proj", inner, sum(self._sizes))
-        self.step_proj = ReplicatedLinear(ctx, f"{prefix}.dt_proj", shape.step_rank, inner, bias=True)
-        self.out_proj = ReplicatedLinear(ctx, f"{prefix}.out_proj", inner, hidden_size, bias=bias)
-        self._decay = torch.empty(inner, state, dtype=torch.float32, device=ctx.device)
-        self._skip = torch.empty(inner, dtype=torch.float32, device=ctx.device)
-        super().__init__(ctx, prefix, MambaSpec, [self.conv.state, ((inner, state), "float32")])
+        rows = stacked_parts((inner, inner), ctx.comm)
+        self.in_proj = Linear(ctx, {f"{prefix}.in_proj": rows}, whole(hidden_size), bias=bias)
+        self.conv = CausalConvolution(ctx, f"{prefix}.conv1d", inner, shape.conv_width, bias=conv_bias)
+        self.x_proj = RowParallelLinear(ctx, f"{prefix}.x_proj", inner.total, sum(self._sizes))
+        self.step_proj = ColumnParallelLinear(
+            ctx, f"{prefix}.dt_proj", shape.step_rank, inner.total, bias=True
+        )
+        self.out_proj = RowParallelLinear(ctx, f"{prefix}.out_proj", inner.total, hidden_size, bias=bias)
+        self._decay = torch.empty(inner.size, state, dtype=torch.float32, device=ctx.device)
+        self._skip = torch.empty(inner.size, dtype=torch.float32, device=ctx.device)
+        super().__init__(ctx, prefix, MambaSpec, [self.conv.state, ((inner.size, state), "float32")])
         self._scan = ctx.ops.selective_scan
 
     def weight_slots(self) -> Sequence[WeightSlot]:
+        total = self._inner.total
         return [
-            WeightSlot(f"{self._prefix}.A_log", tuple(self._decay.shape), self._copy_decay),
-            WeightSlot(f"{self._prefix}.D", tuple(self._skip.shape), self._skip.copy_),
+            WeightSlot(f"{self._prefix}.A_log", (total, self._decay.shape[1]), self._copy_decay),
+            WeightSlot(f"{self._prefix}.D", (total,), self._copy_skip),
         ]
 
     def _copy_decay(self, tensor: torch.Tensor) -> None:
-        self._decay.copy_(-tensor.float().exp())
+        self._decay.copy_(-tensor[self._inner.span].float().exp())
+
+    def _copy_skip(self, tensor: torch.Tensor) -> None:
+        self._skip.copy_(tensor[self._inner.span])
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
-        mixed, gate = self.in_proj(hidden).split(self._inner_size, dim=-1)
+        mixed, gate = self.in_proj(hidden).split(self._inner.size, dim=-1)
         y = self.mix((mixed,), batch) * silu(gate.float())
         return self.out_proj(y.to(hidden.dtype))
 

@@ -139,8 +139,3 @@ OTHER_DECODERS = ModelFacts("any other decoder of transformers", ("fallback",), 
 def is_encoder(architecture: str) -> bool:
     """Whether its tokens see those behind them."""
     return architecture in CATALOG and _ENCODER[0] in CATALOG[architecture].kv_specs
-
-
-def keeps_states_whole(architecture: str) -> bool:
-    """Whether it has layers with a state that no rank has a part of."""
-    return architecture in CATALOG and "MambaSpec" in CATALOG[architecture].kv_specs

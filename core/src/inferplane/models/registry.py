@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferplane.models.catalog import keeps_states_whole
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.fallback import FALLBACK, has_fallback
 
@@ -119,11 +118,9 @@ def resolve_architecture(hf_config: Mapping[str, Any], plugin_models: Mapping[st
 
 def why_one_rank(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> str | None:
     """Why a model is not split over ranks, as far as that is known without building it."""
-    target = find_target(architecture, plugin_models)
-    if target == FALLBACK:
+    if find_target(architecture, plugin_models) == FALLBACK:
         return "has no model file and runs by transformers' implementation"
-    is_built_in = BUILT_IN.get(architecture) == target
-    return "has state-space layers" if is_built_in and keeps_states_whole(architecture) else None
+    return None
 
 
 def model_class(architecture: str, plugin_models: Mapping[str, str] = _NONE) -> type[Model]:
