@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from inferplane import LLM, SamplingParams
 from inferplane.quantization.bitsandbytes import BitsAndBytesFormat
 from inferplane.quantization.compressed_tensors import CompressedTensorsFormat
 from inferplane.quantization.torchao import TorchAoFormat
+from tiny_models import make_tiny_model
 
 
 def weight(rows: int, columns: int) -> torch.Tensor:
@@ -126,3 +129,32 @@ def test_torchao(name: str, dtype: torch.dtype) -> None:
     assert {key.removeprefix("layer.") for key in tensors} <= wanted
     weight = found.read({key.removeprefix("layer."): each for key, each in tensors.items()})
     assert torch.equal(weight.dequantize(dtype), model["layer"].weight.dequantize())
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_model_that_transformers_has_quantized_by_torchao(name: str, tmp_path: Path) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    config = {
+        "int8": lambda: torchao.Int8WeightOnlyConfig(version=2),
+        "int4": lambda: torchao.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=torchao.PerGroup(32)
+        ),
+    }[name]()
+    source = make_tiny_model("llama", tmp_path)
+    quantized = AutoModelForCausalLM.from_pretrained(
+        source, quantization_config=TorchAoConfig(config), dtype=torch.float32
+    )
+    folder = tmp_path / "quantized"
+    quantized.save_pretrained(folder)
+    for file in source.glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    prompt = [5, 9, 2, 31, 77, 8]
+    want = quantized(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    with LLM(str(folder), device="reference", dtype="float32", kv_cache_bytes=4 << 20, max_num_seqs=4) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=8)
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    found = output.outputs[0].logprobs[0].top
+    assert [each.token_id for each in found] == want.topk(8).indices.tolist()
+    assert [each.logprob for each in found] == pytest.approx(want.topk(8).values.tolist(), abs=1e-4)

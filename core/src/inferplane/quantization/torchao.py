@@ -52,8 +52,8 @@ class TorchAoFormat(QuantFormat):
         default = quant_type.get("default") if isinstance(quant_type, Mapping) else None
         if default is None:
             raise QuantConfigError(
-                "quant_type should be a table with a default, as torchao has written it since 0.10, but is "
-                f"{quant_type!r}"
+                f"quant_type should be a table with a default configuration, but is {quant_type!r}: write the "
+                "checkpoint anew with a torchao that stores safetensors"
             )
         if flag(config, "include_input_output_embeddings"):
             raise QuantConfigError(
