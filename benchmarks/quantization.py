@@ -3,9 +3,10 @@
     python benchmarks/quantization.py path/to/plain-folder [--text FILE] [--max-tokens 2048] [--json FILE] [FORM …]
 
 A form is ``bf16``; ``fp8``, ``int8``, ``int4`` or ``mxfp4``, rounded while loading; ``w4-64``, ``w4-128``, ``w8`` or
-``w-mxfp4``, written by ``inferplane quantize`` first, with error feedback where ``-gptq`` is added; or bf16 with keys
-and values in another type, as in ``kv-fp8_e4m3``. Printed is a table with the distance of each from bf16. The text that
-is used when none is named is short: a percent more or less says nothing.
+``w-mxfp4``, written by ``inferplane quantize`` first, with error feedback where ``-gptq`` is added; ``nf4``, written
+by transformers with bitsandbytes, which has to be installed; a GGUF file of the same model, as
+``path/to/Q4_K_M.gguf``; or bf16 with keys and values in another type, as in ``kv-fp8_e4m3``. Printed is a table with
+the distance of each from bf16. The text that is used when none is named is short: a percent more or less says nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ def perplexity(model: str, text: str, num_tokens: int, window: int, **settings: 
     return math.exp(-sum(logprobs) / len(logprobs)), len(logprobs)
 
 
+def write_nf4(folder: Path, out: Path) -> None:
+    """Blocks of 64 with plain scales, as users of bitsandbytes have them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+
+
 def measure(form: str, folder: Path, text: str, options: argparse.Namespace) -> dict[str, Any]:
     common = {"dtype": "bfloat16", "device": options.device, "max_num_seqs": 4, "kv_cache_bytes": 256 << 20}
     started = time.perf_counter()
@@ -60,15 +70,22 @@ def measure(form: str, folder: Path, text: str, options: argparse.Namespace) -> 
             config = resolve(EngineArgs(model=str(folder), device="reference"), plugins)
             scheme = scheme_named(name, group_size)
             write_quantized(config, plugins, scheme, model, calibration_text=calibration, progress=False)
+        elif form == "nf4":
+            model = Path(scratch) / "model"
+            write_nf4(folder, model)
+        elif form.endswith(".gguf"):
+            model = Path(form)
         elif form in ONLINE:
             common["quantization"] = form
         elif form in KV:
             common["kv_cache_dtype"] = form.removeprefix("kv-")
         elif form != "bf16":
-            raise SystemExit(f"{form} is no form; there are bf16, {', '.join((*ONLINE, *WRITTEN, *KV))}")
+            raise SystemExit(
+                f"{form} is no form; there are bf16, nf4, {', '.join((*ONLINE, *WRITTEN, *KV))} and GGUF files"
+            )
         found, count = perplexity(str(model), text, options.max_tokens, options.window, **common)
     return {
-        "engine": "inferplane", "model": folder.name, "case": f"perplexity_{form}", "tokens": count,
+        "engine": "inferplane", "model": folder.name, "case": f"perplexity_{Path(form).name}", "tokens": count,
         "perplexity": round(found, 4), "seconds": round(time.perf_counter() - started, 1),
     }  # fmt: skip
 

@@ -61,6 +61,29 @@ def test_what_fp8_cannot_hold_is_its_largest_number(dtype: torch.dtype, device: 
     assert (kv[0, 0, 3].float() == limit).all() and (kv[0, 1, 3].float() == -limit).all()
 
 
+def test_an_int8_cache_has_a_scale_for_each_slot_and_head(device: torch.device):
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 2, 3, 24, device=device)
+    k[1, 2] = 0
+    kv = torch.zeros(2, 2, 16, 3, 24, dtype=torch.int8, device=device)
+    scales = torch.full((2, 2, 16, 3), float("nan"), device=device)
+    store_kv(
+        k, v, kv[:, 0], kv[:, 1], torch.tensor([3, 21], device=device), kv_scales=(scales[:, 0], scales[:, 1])
+    )
+    for half, plain in enumerate((k, v)):
+        for token, slot in enumerate(((0, 3), (1, 5))):
+            want = plain[token].double()
+            scale = want.abs().amax(-1) / 127
+            scale[scale == 0] = 1
+            found = scales[slot[0], half, slot[1]].double()
+            torch.testing.assert_close(found, scale, rtol=1e-6, atol=0)
+            numbers = kv[slot[0], half, slot[1]].double()
+            assert ((numbers - want / scale[:, None]).abs() <= 0.5 + 1e-4).all()
+    assert scales.isnan().sum() == scales.numel() - 12
+    with pytest.raises(ValueError, match="needs kv_scales, one for each slot and head"):
+        store_kv(k, v, kv[:, 0], kv[:, 1], torch.tensor([3, 5], device=device))
+
+
 def test_scales_of_other_heads_are_refused(device: torch.device):
     kv = torch.zeros(1, 2, 16, 2, 16, device=device).to(torch.float8_e4m3fn)
     x, one = torch.zeros(1, 2, 16, device=device), torch.ones(1, device=device)

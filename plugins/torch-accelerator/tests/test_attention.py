@@ -109,6 +109,29 @@ def test_an_fp8_cache(step: str, kv_dtype: str, device: torch.device) -> None:
     compare(TritonAttention(), layer, torch.float32, step, device)
 
 
+def as_int8(layer: AttentionLayer) -> AttentionLayer:
+    return replace(layer, spec=replace(layer.spec, dtype=triton_attention.INT8))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("variant", ["plain", "window", "soft cap"])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_int8_cache(step: str, variant: str, device: torch.device) -> None:
+    layer = make_layer(torch.float32, 16)
+    if variant == "window":
+        layer = with_window(layer, 7)
+    elif variant == "soft cap":
+        layer = replace(layer, soft_cap=3.0)
+    compare(TritonAttention(), as_int8(layer), torch.float32, step, device)
+
+
+def test_an_int8_cache_takes_the_bytes_that_its_spec_says(device: torch.device) -> None:
+    layer = as_int8(make_layer(torch.bfloat16, 16))
+    kv = TritonAttention.allocate_kv(layer, 5, torch.int8, device)
+    assert kv.nbytes == 5 * layer.spec.block_bytes
+    latents = as_int8(with_latents(make_layer(torch.float32, 16), 8))
+    assert "not in int8" in reason_of(TritonAttention, latents)
+
+
 def test_latents_in_an_fp8_cache(device: torch.device) -> None:
     layer = with_latents(make_layer(torch.float32, 16), 8)
     scales = KVScales(torch.tensor([0.5], device=device), torch.tensor([4.0], device=device))
@@ -119,14 +142,17 @@ def test_latents_in_an_fp8_cache(device: torch.device) -> None:
 
 @pytest.mark.parametrize(("step", "has_norm"), [("decode", False), ("mixed", True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_int8", [False, True])
 def test_rotation_in_one_with_the_rest(
-    dtype: torch.dtype, step: str, has_norm: bool, device: torch.device
+    is_int8: bool, dtype: torch.dtype, step: str, has_norm: bool, device: torch.device
 ) -> None:
     usable(TritonAttention, dtype, device)
     backend, reference, layer = TritonAttention(), ReferenceAttention(), make_layer(dtype, 16)
+    layer = as_int8(layer) if is_int8 else layer
     num_blocks = 8
     steps = [([0, 0], [5, 16]), ([5, 16], [1, 1] if step == "decode" else [6, 1])]
-    kvs = [b.allocate_kv(layer, num_blocks, dtype, device) for b in (backend, reference)]
+    stored = torch.int8 if is_int8 else dtype
+    kvs = [b.allocate_kv(layer, num_blocks, stored, device) for b in (backend, reference)]
     generator = torch.Generator().manual_seed(0)
     angles = torch.randn(128, HEAD_DIM // 2, generator=generator)
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1).to(device)

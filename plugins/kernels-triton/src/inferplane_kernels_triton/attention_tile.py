@@ -23,16 +23,17 @@ def capped(scores, soft_cap, HAS_CAP: tl.constexpr):
 
 @triton.jit
 def attend(
-    q, acc, largest, total, positions, table_ptr, k_ptr, v_ptr, cache_block, cache_slot, first, last, scale,
-    soft_cap, window,
+    q, acc, largest, total, positions, table_ptr, k_ptr, v_ptr, cache_block, cache_slot, k_scales_ptr, v_scales_ptr,
+    scale_block, scale_slot, first, last, scale, soft_cap, window,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
+    HAS_TOKEN_SCALES: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Goes over the keys ``first`` to ``last`` (``first`` a multiple of KEYS) and returns (acc, largest, total) anew.
 
     ``q: [rows, DIM]``, ``positions: [rows]`` of the queries in their sequence, ``acc: [rows, DIM]``, ``largest`` and
     ``total: [rows]``. ``k_ptr`` and ``v_ptr`` point to one KV head. MASKED applies causality and the window; without
-    it every key up to ``last`` must be visible to every row, and ``last - first`` a multiple of KEYS.
+    it every key up to ``last`` must be visible to every row, and ``last - first`` a multiple of KEYS. With
+    HAS_TOKEN_SCALES each key and value has a scale, where ``k_scales_ptr`` and ``v_scales_ptr`` point for the head.
     """
     columns = tl.arange(0, DIM)
     offsets = tl.arange(0, KEYS)
@@ -45,6 +46,9 @@ def attend(
         loaded = exists[:, None] & in_dim[None, :]
         k = tl.load(k_ptr + cells[:, None] + columns[None, :], mask=loaded, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if HAS_TOKEN_SCALES:
+            scale_cells = blocks * scale_block + (keys % BLOCK_SIZE) * scale_slot
+            scores *= tl.load(k_scales_ptr + scale_cells, mask=exists, other=0.0)[None, :]
         scores = capped(scores, soft_cap, HAS_CAP) * LOG2_E
         if MASKED:
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
@@ -57,8 +61,10 @@ def attend(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(largest - base)
         v = tl.load(v_ptr + cells[:, None] + columns[None, :], mask=loaded, other=0.0).to(q.dtype)
-        acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weights, axis=1)
+        if HAS_TOKEN_SCALES:
+            weights *= tl.load(v_scales_ptr + scale_cells, mask=exists, other=0.0)[None, :]
+        acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
         largest = new_largest
     return acc, largest, total
 

@@ -85,6 +85,33 @@ def _store_kv(tuning: TuningTable) -> None:
         store_kv(k, v, *_cache(dtype), slots, kv_scales=_scales())
 
 
+def _int8_cache() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    scales = _meta(64, 2, 16, 8, dtype=torch.float32)
+    return _cache(torch.int8), (scales[:, 0], scales[:, 1])
+
+
+def _int8_attention(tuning: TuningTable) -> None:
+    k, slots, table = _meta(32, 8, 128), _index(32, dtype=torch.int64), _index(32, 512)
+    cache, scales = _int8_cache()
+    store_kv(k, k, *cache, slots, kv_scales=scales)
+    config = tuning.config("decode_attention", (32, 256), DecodeConfig())
+    for splits in (1, 8):
+        decode_attention(
+            _meta(32, 32, 128),
+            *cache,
+            table,
+            _index(32),
+            0.1,
+            num_splits=splits,
+            config=config,
+            kv_scales=scales,
+        )
+    prefill = tuning.config("prefill_attention", (4, 4096), PrefillConfig())
+    prefill_attention(
+        _meta(512, 32, 128), *cache, table, _index(33), _index(32), 0.1, config=prefill, kv_scales=scales
+    )
+
+
 def _decode_attention(tuning: TuningTable) -> None:
     table, lengths = _index(32, 512), _index(32)
     config = tuning.config("decode_attention", (256, 256), DecodeConfig())
@@ -185,6 +212,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "draw_token": _draw_token,
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
+    "int8_attention": _int8_attention,
     "encoder_attention": _encoder_attention,
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,

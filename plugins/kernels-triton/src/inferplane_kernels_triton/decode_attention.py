@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
-from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
+from inferplane_kernels_triton.fp8_cache import KVScales, check_scales, is_by_token, token_strides
 from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch, require_unit_stride
 
 MAX_SPLITS = 64
@@ -133,11 +133,11 @@ def _combine(
 def _decode_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, sinks_ptr, partial_ptr, sums_ptr, arrived_ptr,
     q_token, q_head, out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, k_scales_ptr,
-    v_scales_ptr, soft_cap, window,
+    v_scales_ptr, scale_block, scale_slot, scale_head, soft_cap, window,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr, LEAST_TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_TOKEN_SCALES: tl.constexpr,
+    SPLITS: tl.constexpr, WIDTH: tl.constexpr, LEAST_TILES: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: one KV head of one request, one split of its keys."""
     kv_head = tl.program_id(0)
@@ -173,8 +173,9 @@ def _decode_attention(
     total = tl.zeros((ROWS,), dtype=tl.float32)
     positions = tl.zeros((ROWS,), dtype=tl.int32) + seq_len - 1
     acc, largest, total = attend(
-        q, acc, largest, total, positions, table_ptr, k_ptr, v_ptr, cache_block, cache_slot, first, last, scale,
-        soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW, True, KEYS, DIM, STAGES,
+        q, acc, largest, total, positions, table_ptr, k_ptr, v_ptr, cache_block, cache_slot,
+        k_scales_ptr + kv_head * scale_head, v_scales_ptr + kv_head * scale_head, scale_block, scale_slot, first, last,
+        scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW, HAS_TOKEN_SCALES, True, KEYS, DIM, STAGES,
     )  # fmt: skip
     is_last = (split == 0) & (num_used == 1)
     if SPLITS > 1:  # noqa: SIM102 - a constant, and values of the device
@@ -229,14 +230,14 @@ def decode_attention(
     ``block_table: [num_reqs, ≥ blocks]`` int32, ``seq_lens: [num_reqs]`` int32 counting the query's own token.
     ``window``: the last so many tokens are visible, the query's own included. ``soft_cap``: scores become
     ``cap * tanh(score / cap)``. ``sinks: [num_heads]`` logits that join the softmax denominator. With ``kv_scales``
-    what is cached stands for its head's scale times itself.
+    what is cached stands for its head's or, in a cache of int8, its own scale times itself.
 
     With ``num_splits`` > 1 a workspace of at least this batch is needed; give one where launches are captured in a
     graph, or leave it out and one is allocated. Returns ``out``, like q, by default a new tensor.
     """
     require_unit_stride(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     check_cache(q, k_cache, v_cache)
-    check_scales(kv_scales, k_cache.shape[2])
+    check_scales(kv_scales, k_cache)
     k_scales, v_scales = kv_scales or (q, q)
     num_reqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
@@ -253,9 +254,10 @@ def decode_attention(
             q, out, k_cache, v_cache, block_table, seq_lens, q if sinks is None else sinks,
             workspace.partial, workspace.sums, workspace.arrived, q.stride(0), q.stride(1), out.stride(0),
             out.stride(1), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_table.stride(0),
-            scale, k_scales, v_scales, soft_cap or 0.0, window or 0,
+            scale, k_scales, v_scales, *token_strides(kv_scales), soft_cap or 0.0, window or 0,
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
-            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
+            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None,
+            HAS_SCALES=kv_scales is not None and not is_by_token(kv_scales), HAS_TOKEN_SCALES=is_by_token(kv_scales),
             SPLITS=num_splits, WIDTH=triton.next_power_of_2(num_splits),
             LEAST_TILES=triton.cdiv(config.least_keys, config.keys),
             ROWS=max(16, triton.next_power_of_2(group_size)), KEYS=config.keys,

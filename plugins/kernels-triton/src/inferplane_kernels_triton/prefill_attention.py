@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.attention_tile import attend, check_cache, finish
-from inferplane_kernels_triton.fp8_cache import KVScales, check_scales
+from inferplane_kernels_triton.fp8_cache import KVScales, check_scales, is_by_token, token_strides
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 
@@ -53,10 +53,11 @@ def request_of_tile(query_start_ptr, tile, num_reqs, QUERIES: tl.constexpr):
 def _prefill_attention(
     q_ptr, out_ptr, k_ptr, v_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, q_token, q_head,
     out_token, out_head, cache_block, cache_slot, cache_head, table_row, scale, k_scales_ptr, v_scales_ptr,
-    soft_cap, window, num_reqs,
+    scale_block, scale_slot, scale_head, soft_cap, window, num_reqs,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, QUERIES: tl.constexpr,
-    GROUP: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_TOKEN_SCALES: tl.constexpr, QUERIES: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: QUERIES queries of one request, one KV head. Late tiles have most keys, so they start first."""
     kv_head = tl.program_id(0)
@@ -94,14 +95,18 @@ def _prefill_attention(
         table = table_ptr + request.to(tl.int64) * table_row
         k_head = k_ptr + kv_head * cache_head
         v_head = v_ptr + kv_head * cache_head
+        k_scales = k_scales_ptr + kv_head * scale_head
+        v_scales = v_scales_ptr + kv_head * scale_head
         if not HAS_WINDOW:
             acc, largest, total = attend(
-                q, acc, largest, total, positions, table, k_head, v_head, cache_block, cache_slot, first, full,
-                scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW, False, KEYS, DIM, STAGES,
+                q, acc, largest, total, positions, table, k_head, v_head, cache_block, cache_slot, k_scales, v_scales,
+                scale_block, scale_slot, first, full, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP,
+                HAS_WINDOW, HAS_TOKEN_SCALES, False, KEYS, DIM, STAGES,
             )  # fmt: skip
         acc, largest, total = attend(
-            q, acc, largest, total, positions, table, k_head, v_head, cache_block, cache_slot, full, last, scale,
-            soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW, True, KEYS, DIM, STAGES,
+            q, acc, largest, total, positions, table, k_head, v_head, cache_block, cache_slot, k_scales, v_scales,
+            scale_block, scale_slot, full, last, scale, soft_cap, window, HEAD_DIM, BLOCK_SIZE, HAS_CAP, HAS_WINDOW,
+            HAS_TOKEN_SCALES, True, KEYS, DIM, STAGES,
         )  # fmt: skip
         sinks = tl.zeros((QUERIES * GROUP,), dtype=tl.float32)
         if HAS_SINKS:
@@ -140,7 +145,7 @@ def prefill_attention(
     """
     require_unit_stride(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table)
     check_cache(q, k_cache, v_cache)
-    check_scales(kv_scales, k_cache.shape[2])
+    check_scales(kv_scales, k_cache)
     k_scales, v_scales = kv_scales or (q, q)
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
@@ -155,10 +160,11 @@ def prefill_attention(
         _prefill_attention[(num_kv_heads, num_tokens // queries + num_reqs)](
             q, out, k_cache, v_cache, block_table, query_start, seq_lens, q if sinks is None else sinks,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(0), k_cache.stride(1),
-            k_cache.stride(2), block_table.stride(0), scale, k_scales, v_scales, soft_cap or 0.0,
-            window or 0, num_reqs,
+            k_cache.stride(2), block_table.stride(0), scale, k_scales, v_scales, *token_strides(kv_scales),
+            soft_cap or 0.0, window or 0, num_reqs,
             GROUP_SIZE=group_size, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HAS_CAP=soft_cap is not None,
-            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None, HAS_SCALES=kv_scales is not None,
+            HAS_WINDOW=window is not None, HAS_SINKS=sinks is not None,
+            HAS_SCALES=kv_scales is not None and not is_by_token(kv_scales), HAS_TOKEN_SCALES=is_by_token(kv_scales),
             QUERIES=queries, GROUP=group, KEYS=config.keys, DIM=triton.next_power_of_2(head_dim),
             STAGES=config.num_stages, PDL=pdl,
             **options(pdl, num_warps=config.num_warps, num_stages=config.num_stages),

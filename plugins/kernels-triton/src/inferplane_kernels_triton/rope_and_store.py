@@ -90,7 +90,7 @@ def rope_and_store(
             f"qkv has {qkv.shape[1]} columns, but {num_heads} query heads and twice {num_kv_heads} "
             f"KV heads of {head_dim} need {(num_heads + 2 * num_kv_heads) * head_dim}"
         )
-    check_scales(kv_scales, num_kv_heads)
+    check_scales(kv_scales, k_cache)
     k_scales, v_scales = kv_scales or (cos_sin, cos_sin)
     rotary_dim = cos_sin.shape[1]
     q_norm, k_norm, eps = qk_norm or (cos_sin, cos_sin, 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
 from inferplane.api.kv import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
-from inferplane_torch_accelerator.kv_layout import allocate
+from inferplane_torch_accelerator.kv_layout import allocate, numbers_and_scales
 from inferplane_torch_accelerator.launch import Config, Launch
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8 = frozenset({"fp8_e4m3", "fp8_e5m2"})
+INT8 = "int8_per_token_head"
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
 MAX_MEASURED_HEAD_DIM = 128
@@ -71,6 +72,15 @@ class StepMetadata:
     prompts: StepPart | None
     """All others."""
 
+    _rows: torch.Tensor | None = None
+
+    def rows(self) -> torch.Tensor:
+        """``[num_tokens]`` int64: each token's place in the step. Made once; a graph keeps it."""
+        slots = self.inputs.slot_mapping
+        if self._rows is None:
+            self._rows = torch.arange(len(slots), device=slots.device)
+        return self._rows
+
     @classmethod
     def of(cls, inputs: AttentionInputs) -> StepMetadata:
         lens = inputs.query_lens_host
@@ -81,6 +91,24 @@ class StepMetadata:
         return cls(inputs, decodes, prompts)
 
 
+@dataclass(frozen=True)
+class Cache:
+    """A layer's keys and values, as kernels take them."""
+
+    k: torch.Tensor
+    """[num_blocks, block_size, num_kv_heads, head_dim]"""
+    v: torch.Tensor
+    scales: tuple[torch.Tensor, torch.Tensor] | None
+    """Of keys and values, by head or, of int8, by slot and head."""
+
+    @classmethod
+    def of(cls, kv: torch.Tensor, layer: AttentionLayer) -> Cache:
+        if kv.dtype != torch.int8:
+            return cls(kv[0], kv[-1], scales_of(layer))
+        (k, k_scales), (v, v_scales) = (numbers_and_scales(half, layer) for half in kv)
+        return cls(k, v, (k_scales, v_scales))
+
+
 class TritonAttention(AttentionBackend):
     """Full attention, sliding windows and latents, soft caps and sinks. Single tokens and chunks of prompts in one step
     go to a kernel each. That of single tokens splits long sequences over the processors; into how many parts depends on
@@ -89,7 +117,7 @@ class TritonAttention(AttentionBackend):
 
     launch: ClassVar[Launch]
     priority = 10
-    quantized_kv = FP8
+    quantized_kv = FP8 | {INT8}
     graph_safe = True
     fuses_rotary = True
 
@@ -103,7 +131,10 @@ class TritonAttention(AttentionBackend):
         if type(layer.spec) not in (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec):
             return f"computes full attention, sliding windows and attention to latents, not {type(layer.spec).__name__}"
         is_fp8 = query.kv_dtype in FP8_DTYPES
-        if query.dtype not in DTYPES or not (is_fp8 or query.kv_dtype == query.dtype):
+        is_int8 = query.kv_dtype == torch.int8
+        if is_int8 and isinstance(layer.spec, MLAAttentionSpec):
+            return "stores latents in the activations' type or fp8, not in int8"
+        if query.dtype not in DTYPES or not (is_fp8 or is_int8 or query.kv_dtype == query.dtype):
             return f"computes in float32, bfloat16 and float16 throughout, not in {query.dtype} over {query.kv_dtype}"
         if is_fp8 and not query.device.capabilities.has("fp8_e4m3_matmul"):
             return f"{query.device.name} lacks fp8_e4m3_matmul, without which its compiler knows no fp8"
@@ -139,7 +170,8 @@ class TritonAttention(AttentionBackend):
         value_dim = v.shape[-1]
         if isinstance(layer.spec, MLAAttentionSpec):
             v = k
-        store_kv(k, v, kv[0], kv[-1], metadata.inputs.slot_mapping, kv_scales=scales_of(layer), pdl=pdl)
+        cache = Cache.of(kv, layer)
+        store_kv(k, v, cache.k, cache.v, metadata.inputs.slot_mapping, kv_scales=cache.scales, pdl=pdl)
         return self._attend(layer, q, kv, metadata, sinks)[..., :value_dim]
 
     def rotary_forward(
@@ -154,21 +186,27 @@ class TritonAttention(AttentionBackend):
         qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        from inferplane_kernels_triton.kv_store import store_kv
         from inferplane_kernels_triton.rope_and_store import rope_and_store
 
-        slots = metadata.inputs.slot_mapping
+        cache, slots, pdl = Cache.of(kv, layer), metadata.inputs.slot_mapping, self.launch.pdl(qkv.device)
+        is_int8 = cache.k.dtype == torch.int8
+        # a row's scale is known once all of it is rotated: int8 is stored by a kernel of its own
+        rotated = qkv.new_empty(2, 1, len(qkv), layer.num_kv_heads, layer.head_dim) if is_int8 else None
         q = rope_and_store(
             qkv,
-            kv[0],
-            kv[1],
-            slots,
+            cache.k if rotated is None else rotated[0],
+            cache.v if rotated is None else rotated[1],
+            slots if rotated is None else metadata.rows(),
             positions,
             cos_sin,
             layer.num_heads,
             qk_norm=qk_norm,
-            kv_scales=scales_of(layer),
-            pdl=self.launch.pdl(qkv.device),
+            kv_scales=cache.scales if rotated is None else None,
+            pdl=pdl,
         )
+        if rotated is not None:
+            store_kv(rotated[0, 0], rotated[1, 0], cache.k, cache.v, slots, kv_scales=cache.scales, pdl=pdl)
         return self._attend(layer, q, kv, metadata, sinks)
 
     def _attend(
@@ -205,7 +243,7 @@ class TritonAttention(AttentionBackend):
             decode_attention,
         )
 
-        num_kv_heads = layer.num_kv_heads
+        cache, num_kv_heads = Cache.of(kv, layer), layer.num_kv_heads
         num_unsplit = part.num_reqs * num_kv_heads
         config = self._config("decode_attention", num_unsplit, DecodeConfig.default(q.dtype), layer, q, part)
         num_splits = part.num_splits.get(num_kv_heads)
@@ -215,8 +253,8 @@ class TritonAttention(AttentionBackend):
             part.num_splits[num_kv_heads] = num_splits
         return decode_attention(
             q,
-            kv[0],
-            kv[-1],
+            cache.k,
+            cache.v,
             part.block_table,
             part.seq_lens,
             layer.scale,
@@ -225,7 +263,7 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            kv_scales=scales_of(layer),
+            kv_scales=cache.scales,
             out=out,
             config=config,
             pdl=self.launch.pdl(q.device),
@@ -242,13 +280,14 @@ class TritonAttention(AttentionBackend):
         """``q``: all rows of the step. The result is as long, and has the part's rows filled in."""
         from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 
+        cache = Cache.of(kv, layer)
         config = self._config(
             "prefill_attention", part.num_reqs, PrefillConfig.default(q.dtype), layer, q, part
         )
         return prefill_attention(
             q,
-            kv[0],
-            kv[-1],
+            cache.k,
+            cache.v,
             part.block_table,
             part.query_start,
             part.seq_lens,
@@ -256,7 +295,7 @@ class TritonAttention(AttentionBackend):
             window=window_of(layer),
             soft_cap=layer.soft_cap,
             sinks=sinks,
-            kv_scales=scales_of(layer),
+            kv_scales=cache.scales,
             config=config,
             pdl=self.launch.pdl(q.device),
         )
