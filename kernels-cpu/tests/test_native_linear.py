@@ -59,8 +59,10 @@ def test_products_of_any_shape(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_tokens", "in_features"), [(3, 4100), (50, 2500), (33, 2047)])
-def test_depths_that_are_taken_in_parts(
+@pytest.mark.parametrize(
+    ("num_tokens", "in_features"), [(3, 4100), (50, 2500), (33, 2047), (700, 1536), (2100, 576)]
+)
+def test_depths_and_tokens_that_are_taken_in_parts(
     level: str, dtype: torch.dtype, num_tokens: int, in_features: int
 ) -> None:
     x, weight = drawn(0, num_tokens, in_features).to(dtype), drawn(1, 75, in_features).to(dtype)
@@ -71,7 +73,7 @@ def test_depths_that_are_taken_in_parts(
 @settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from(list(DTYPES)),
-    num_tokens=st.sampled_from([0, 1, 2, 3, 4, 7, 17, 40]),
+    num_tokens=st.sampled_from([0, 1, 2, 3, 4, 7, 17, 40, 203]),
     in_features=st.one_of(st.integers(1, 80), st.sampled_from([576])),
     half=st.integers(1, 70),
     has_bias=st.booleans(),

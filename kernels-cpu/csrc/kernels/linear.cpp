@@ -13,6 +13,7 @@ constexpr int kFewTokens = kUsesTiles<T> ? 1 : kMostDotTokens;
 
 constexpr int64_t kPackedBytes = 1 << 20;  // of tokens at a time: half of a second-level cache
 constexpr int kFewestTokens = 192;         // at a time, however deep: each time reads the whole weight
+constexpr int kFewestOfThread = 96;        // so many for each thread are worth that each reads the whole weight
 
 // Speeds of one thread, roughly, to share out the work.
 constexpr double kBytesPerNs = 16, kPackingNs = 2;
@@ -40,8 +41,11 @@ class Product {
     int64_t most = kPackedBytes / (panel_floats<T>(depth_) * 4 / kPanel);
     if (most < kFewestTokens) most = kFewestTokens;
     // equal parts: a small rest would read the whole weight for little
-    int64_t num_parts = (num_tokens_ + most - 1) / most;
+    int64_t num_parts = (num_tokens_ + most - 1) / most, threads = num_threads();
+    bool shares_tokens = num_tokens_ >= threads * kFewestOfThread && depth_ <= kMostDepth<T>;
+    if (shares_tokens) num_parts = (num_parts + threads - 1) / threads * threads;
     int64_t at_once = ((num_tokens_ + num_parts - 1) / num_parts + kStep - 1) / kStep * kStep;
+    if (shares_tokens) return run_parts(at_once);
     for (int64_t first = 0; first < num_tokens_; first += at_once)
       run_many(first, num_tokens_ - first < at_once ? num_tokens_ - first : at_once);
   }
@@ -72,20 +76,39 @@ class Product {
     });
   }
 
+  // Threads share the tokens out: each packs its own, so that their panels are in its core's cache and in no other's.
+  void run_parts(int64_t at_once) const {
+    int64_t panel_stride = panel_floats<T>(depth_), part_floats = at_once / kPanel * panel_stride;
+    auto memory = static_cast<float*>(region_scratch(num_threads() * part_floats * sizeof(float)));
+    parallel(int((num_tokens_ + at_once - 1) / at_once), [&](int part, int thread) {
+      int64_t first = part * at_once, num_tokens = num_tokens_ - first < at_once ? num_tokens_ - first : at_once;
+      float* panels = memory + thread * part_floats;
+      pack(first, num_tokens, 0, (num_tokens + kPanel - 1) / kPanel, panels, panel_stride);
+      multiply_blocks(0, blocks(), first, num_tokens, panels, panel_stride);
+    });
+  }
+
+  // Threads share the weight's rows out, behind having packed all tokens together.
   void run_many(int64_t first_token, int64_t num_tokens) const {
     int num_panels = int((num_tokens + kPanel - 1) / kPanel);
     int64_t panel_stride = panel_floats<T>(depth_);
     auto panels = static_cast<float*>(region_scratch(num_panels * panel_stride * sizeof(float)));
     for_ranges(num_panels, kPackingNs * double(depth_), [&](int64_t panel, int64_t end) {
-      for (; panel < end; ++panel) {
-        int64_t first = panel * kPanel;
-        int rows = int(num_tokens - first < kPanel ? num_tokens - first : kPanel);
-        pack_panel(x_, norm_, first_token + first, rows, depth_, panels + panel * panel_stride);
-      }
+      pack(first_token, num_tokens, panel, end, panels, panel_stride);
     });
     for_ranges(blocks(), nanoseconds(num_tokens), [&](int64_t first, int64_t end) {
       multiply_blocks(first, end, first_token, num_tokens, panels, panel_stride);
     });
+  }
+
+  // Panels from `panel` to `end` of the tokens from first_token on.
+  void pack(int64_t first_token, int64_t num_tokens, int64_t panel, int64_t end, float* panels,
+            int64_t panel_stride) const {
+    for (; panel < end; ++panel) {
+      int64_t first = panel * kPanel;
+      int rows = int(num_tokens - first < kPanel ? num_tokens - first : kPanel);
+      pack_panel(x_, norm_, first_token + first, rows, depth_, panels + panel * panel_stride);
+    }
   }
 
   void multiply_blocks(int64_t first, int64_t end, int64_t first_token, int64_t num_tokens, const float* panels,
