@@ -9,11 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from inferplane import LLM, SamplingParams
 from inferplane.cli.main import cli
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.registry import build_model
 from inferplane.quantization import writer
+from inferplane.quantization.calibration import SEQUENCE_TOKENS
 from inferplane.quantization.rounding import round_to
 from inferplane.quantization.writer import scheme_named
 from model_harness import PromptRun, load_tiny, make_context, read_config, read_tensors
@@ -75,6 +78,28 @@ def test_experts_and_what_stays_plain(tmp_path: Path) -> None:
     assert not any("gate.weight_scale" in name or "lm_head.weight_scale" in name for name in names)
     plain = PromptRun(load_tiny(source)).logits(PROMPTS)[0]
     assert (PromptRun(load_tiny(out)).logits(PROMPTS)[0] - plain).abs().max() < 0.2 * plain.abs().max()
+
+
+def test_scales_of_keys_and_values(folder: Path, tmp_path: Path) -> None:
+    """Against the largest keys and values that transformers keeps of the same text."""
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text(" ".join(f"word{number}" for number in range(40)))
+    run(str(folder), "--scheme", "fp8", "--out", str(out), "--kv-scales", "--calibration-text", str(text))
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["kv_cache_scheme"]["num_bits"] == 8
+    tensors = load_file(out / "model.safetensors")
+    ids = AutoTokenizer.from_pretrained(folder)(text.read_text())["input_ids"][:SEQUENCE_TOKENS]
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    cache = plain(torch.tensor([ids]), use_cache=True).past_key_values
+    for index, layer in enumerate(cache.layers):
+        for part, kept in (("k", layer.keys), ("v", layer.values)):
+            [scale] = tensors[f"model.layers.{index}.self_attn.{part}_scale"].tolist()
+            assert scale == pytest.approx(kept.abs().max().item() / 448, rel=1e-4)
+    settings = {"device": "reference", "kv_cache_bytes": 4 << 20, "max_num_seqs": 4}
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    with LLM(str(out), kv_cache_dtype="fp8_e4m3", **settings) as llm:
+        [output] = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 1
 
 
 def test_what_cannot_be(folder: Path, tmp_path: Path) -> None:

@@ -22,9 +22,14 @@ SCHEMES = ("fp8", "int8", "int4", "mxfp4")
     help="Let later columns make up for what earlier ones lose (GPTQ), as inputs on a text say; of int4 and mxfp4.",
 )
 @click.option(
+    "--kv-scales",
+    is_flag=True,
+    help="Write scales for --kv-cache-dtype fp8_e4m3, too, from the largest keys and values on a text.",
+)
+@click.option(
     "--calibration-text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the text for --error-feedback. Default: a short one that comes along.",
+    help="File with the text for --error-feedback and --kv-scales. Default: a short one that comes along.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
 def quantize(
@@ -33,12 +38,15 @@ def quantize(
     out: Path,
     group_size: int | None,
     error_feedback: bool,
+    kv_scales: bool,
     calibration_text: Path | None,
     as_json: bool,
 ) -> None:
     """Round the weights of MODEL and write them as a compressed-tensors checkpoint."""
-    if calibration_text is not None and not error_feedback:
-        raise click.UsageError("--calibration-text is for --error-feedback, which is not asked for")
+    if calibration_text is not None and not (error_feedback or kv_scales):
+        raise click.UsageError(
+            "--calibration-text is for --error-feedback and --kv-scales; neither is asked for"
+        )
     from inferplane.config.args import EngineArgs
     from inferplane.config.resolve import resolve
     from inferplane.plugins import load_plugins
@@ -49,9 +57,13 @@ def quantize(
     found = scheme_named(scheme, group_size)
     config = resolve(EngineArgs(model=model, device="reference"), plugins)
     text = None
-    if error_feedback:
+    if error_feedback or kv_scales:
         text = default_text() if calibration_text is None else calibration_text.read_text(encoding="utf-8")
-    written = write_quantized(config, plugins, found, out, calibration_text=text)
+    written = write_quantized(
+        config, plugins, found, out,
+        calibration_text=text if error_feedback else None,
+        kv_text=text if kv_scales else None,
+    )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"out": str(out), "scheme": str(found), **asdict(written)}))
         return

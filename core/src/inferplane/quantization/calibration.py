@@ -48,7 +48,7 @@ class Calibration:
     def run(self, model: Model, token_ids: Sequence[int], block_size: int) -> None:
         """``model`` is of `context`, with its weights."""
         self._linears = {layer.name: layer for layer in walk_layers(model) if isinstance(layer, Linear)}
-        model(_batch(model, token_ids, block_size))
+        model(text_batch(model, token_ids, block_size))
 
     def _choose(self, shape: LinearShape) -> type[LinearKernel]:
         calibration = self
@@ -88,7 +88,7 @@ class Calibration:
             self.rounded[part] = rounded.rows(rows)
 
 
-def _batch(model: Model, token_ids: Sequence[int], block_size: int) -> ForwardBatch:
+def text_batch(model: Model, token_ids: Sequence[int], block_size: int) -> ForwardBatch:
     """Sequences of equal length, each in blocks of its own."""
     length = min(SEQUENCE_TOKENS, len(token_ids))
     num_reqs = len(token_ids) // length

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import SoloCommunicator
-from inferplane.api.model import BuildContext
+from inferplane.api.model import BuildContext, Model
 from inferplane.api.quant import QuantFormat, StoredMatrix
 from inferplane.api.quantized_weight import FLOAT8, Number, QuantizedWeight, QuantScheme
 from inferplane.config import EngineConfig
@@ -24,7 +24,8 @@ from inferplane.models.loader import load_tokenizer, open_checkpoint
 from inferplane.models.registry import build_model
 from inferplane.models.source import ModelSource
 from inferplane.plugins import PluginSet
-from inferplane.quantization.calibration import Calibration
+from inferplane.quantization.calibration import Calibration, text_batch
+from inferplane.quantization.kv_calibration import KVCalibration
 from inferplane.quantization.online import LEAST_FEATURES
 from inferplane.quantization.rounding import (
     FP8_CHANNEL,
@@ -45,6 +46,7 @@ SCHEMES: Mapping[str, QuantScheme] = {
 """fp8 and int8 with activations by the token, the others for weights alone; the group of int4 can be changed."""
 
 _TOKEN = {"strategy": "token", "dynamic": True, "symmetric": True}
+_KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 _SHARD_BYTES = 4 << 30
 LEAST_CALIBRATION_TOKENS = 16
 
@@ -80,13 +82,15 @@ def write_quantized(
     out: Path,
     *,
     calibration_text: str | None = None,
+    kv_text: str | None = None,
     progress: bool = True,
 ) -> Written:
     """Writes the model of ``config``, a folder of plain weights, to the folder ``out``, which must not be there yet.
 
     Rounded are the matrices of linear layers; embeddings, the output head, routers and norms stay as they are. With
     ``calibration_text`` they are rounded with error feedback (`Calibration`), but for those of experts; that is for
-    schemes with groups. Raises `ModelLoadError` naming the matrix that the scheme does not fit.
+    schemes with groups. With ``kv_text`` the scales of an fp8 KV cache are written, too, as that text says. Raises
+    `ModelLoadError` naming the matrix that the scheme does not fit.
     """
     source = Path(config.model.path)
     if not source.is_dir() or config.model.hf_config.get("quantization_config"):
@@ -97,6 +101,7 @@ def write_quantized(
     calibrated: Mapping[str, QuantizedWeight] = {}
     if calibration_text is not None:
         calibrated = _calibrate(config, plugins, scheme, names, calibration_text)
+    kv_scales = {} if kv_text is None else _kv_scales(config, plugins, kv_text)
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True)
     try:
@@ -107,11 +112,15 @@ def write_quantized(
                 writer.add_matrix(layer, tensor, scheme, calibrated.get(layer))
             else:
                 writer.add_plain(name, tensor)
+        for name, tensor in kv_scales.items():
+            writer.add_plain(name, tensor)
         if not writer.rounded:
             raise ModelLoadError(f"{source}: has none of the matrices that a {config.model.architecture} has")
         writer.finish()
         _copy_others(source, partial)
         settings = _settings(scheme, writer.plain_matrices(names))
+        if kv_scales:
+            settings["kv_cache_scheme"] = _KV_SCHEME
         original = json.loads((source / "config.json").read_text(encoding="utf-8"))
         text = json.dumps({**original, "quantization_config": settings}, indent=2)
         (partial / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -164,18 +173,40 @@ def _calibrate(
         raise ModelLoadError(f"calibration is for schemes with groups, not for {scheme}")
     for name, shape in names.items():
         _check_groups(name, shape, scheme)
-    source = ModelSource(config.model.path, "folder", Path(config.model.path))
-    token_ids = load_tokenizer(source).encode(text)
+    token_ids = _tokens(config, text)
+    calibration = Calibration(scheme, names)
+    model = _loaded(config, plugins, calibration.context(_context(config, plugins, torch.device("cpu"))))
+    calibration.run(model, token_ids, config.cache.block_size)
+    return calibration.rounded
+
+
+def _kv_scales(config: EngineConfig, plugins: PluginSet, text: str) -> dict[str, torch.Tensor]:
+    token_ids = _tokens(config, text)
+    calibration = KVCalibration()
+    model = _loaded(config, plugins, calibration.context(_context(config, plugins, torch.device("cpu"))))
+    with torch.inference_mode():
+        model(text_batch(model, token_ids, config.cache.block_size))
+    return calibration.tensors()
+
+
+def _tokens(config: EngineConfig, text: str) -> list[int]:
+    token_ids = load_tokenizer(_source(config)).encode(text)
     if len(token_ids) < LEAST_CALIBRATION_TOKENS:
         raise ModelLoadError(
             f"the calibration text has {len(token_ids)} tokens, and should have {LEAST_CALIBRATION_TOKENS} at least"
         )
-    calibration = Calibration(scheme, names)
-    model = build_model(calibration.context(_context(config, plugins, torch.device("cpu"))), plugins.models())
+    return token_ids
+
+
+def _loaded(config: EngineConfig, plugins: PluginSet, context: BuildContext) -> Model:
+    model = build_model(context, plugins.models())
     with torch.inference_mode():
-        model.load_weights(open_checkpoint(source).tensors())
-    calibration.run(model, token_ids, config.cache.block_size)
-    return calibration.rounded
+        model.load_weights(open_checkpoint(_source(config)).tensors())
+    return model
+
+
+def _source(config: EngineConfig) -> ModelSource:
+    return ModelSource(config.model.path, "folder", Path(config.model.path))
 
 
 def _check_groups(name: str, shape: tuple[int, ...], scheme: QuantScheme) -> None:
