@@ -31,13 +31,16 @@ inline constexpr bool kSplits<half> = true;
 // Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
 // numbers, of which those beyond the depth are 0. The more rows, the less it costs to split what they are multiplied by.
 template <class T>
-constexpr int kMostRows = kSplits<T> ? 64 : 32;
+constexpr int kMostRows = kSplits<T> ? 128 : 32;
 
 // The right matrix: `num_parts` parts one below the other, each `depth` deep (a multiple of 16) and all as wide.
 struct Right {
   const void* const* parts;
   int num_parts, depth, num_panels;
   int panel_stride;  // elements
+  int left_parts;    // that the left matrix has: it begins again behind them, once
+
+  int left_at(int part) const { return (part < left_parts ? part : part - left_parts) * depth; }
 };
 
 
@@ -50,7 +53,7 @@ inline void multiply_block(const Left<T>* a, int a_stride, const Right& b, int f
       sums[row][panel] = adds ? load(c + row * c_stride + panel * 16) : all_of(0);
   for (int part = 0; part < b.num_parts; ++part) {
     const T* right = static_cast<const T*>(b.parts[part]) + first_panel * b.panel_stride;
-    const Left<T>* left = a + part * b.depth;
+    const Left<T>* left = a + b.left_at(part);
     for (int at = 0; at < b.depth; at += kPair<T>) {
 #pragma GCC unroll 4
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -122,6 +125,7 @@ inline void multiply_tiles(const bf16* a, int a_stride, const Right& b, int firs
   alignas(64) bf16 padded[2][512];
   for (int part = 0; part < b.num_parts; ++part) {
     const bf16* right = static_cast<const bf16*>(b.parts[part]) + first_panel * b.panel_stride;
+    const bf16* row = a + b.left_at(part);
     for (int at = 0; at < b.depth; at += 32) {
       const bf16 *column[2] = {right + at * 16, right + b.panel_stride + at * 16};
       if (b.depth - at < 32) {  // half a tile; what lies behind it is another panel's
@@ -132,7 +136,7 @@ inline void multiply_tiles(const bf16* a, int a_stride, const Right& b, int firs
         }
         asm volatile("" ::: "memory");
       }
-      const bf16* left = a + part * b.depth + at;
+      const bf16* left = row + at;
       _tile_loadd(4, left, a_bytes);
       _tile_loadd(6, column[0], 64);
       _tile_dpbf16ps(0, 4, 6);
@@ -175,20 +179,22 @@ inline Halves halves_of(Vec a) {
   return {high, narrow16(_mm512_sub_ps(a.all, widen16(high)))};
 }
 
-// Pairs of rows of 16 numbers, as they lie in panels of float16, as rows of 16 pairs of bfloat16. Nothing is lost.
+// Pairs of rows of 16 numbers, as they lie in panels of float16, as rows of 16 pairs of bfloat16. The high halves are cut
+// off, and what is left of 11 bits fits into the low ones.
 inline void split_panels(const half* from, int size, bf16* high, bf16* low) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  auto paired = [&](__m512 even, __m512 odd) {
-    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+  constexpr int kSelect = 0xca;
+  const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
+  auto paired = [&](__m512i even, __m512i odd) {
+    return _mm512_ternarylogic_epi32(upper, odd, _mm512_srli_epi32(even, 16), kSelect);
+  };
+  auto rest = [&](__m512 value) {
+    __m512i cut = _mm512_and_si512(_mm512_castps_si512(value), upper);
+    return _mm512_castps_si512(_mm512_sub_ps(value, _mm512_castsi512_ps(cut)));
   };
   for (int at = 0; at < size; at += 32) {
     __m512 even = load(from + at).all, odd = load(from + at + 16).all;
-    __m512i pairs = paired(even, odd);
-    __m512 high_even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    __m512 high_odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))));
-    _mm512_store_si512(high + at, pairs);
-    _mm512_store_si512(low + at, paired(_mm512_sub_ps(even, high_even), _mm512_sub_ps(odd, high_odd)));
+    _mm512_store_si512(high + at, paired(_mm512_castps_si512(even), _mm512_castps_si512(odd)));
+    _mm512_store_si512(low + at, paired(rest(even), rest(odd)));
   }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "kernel.h"
+#include "linear_outputs.h"
+#include "linear_tokens.h"
 #include "quantized_matrix.h"
 #include "vec.h"
 
@@ -9,29 +11,50 @@ namespace inferplane::INFERPLANE_LEVEL {
 
 constexpr int kRowsAtOnce = 32;  // of activations, whose sums are kept on the stack
 
-// x: [num_rows, in_features], out: [num_rows, out_features], both contiguous, of float or bf16.
+// What is multiplied by a matrix, and where the product goes; X is float or bf16, everything is contiguous.
 template <class X>
-void multiply_few_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows);
+struct Rows {
+  const X* x;              // [num_rows, in_features]
+  const NormBefore* norm;  // or null
+  X* out;                  // [num_rows, width]
+  int64_t num_rows;
+  bool is_gated;  // out is silu(gate) * value, the gates being the first half of the matrix: a multiple of 16
+
+  // Of a row, normed if it has to be, in `room` for in_features.
+  const X* row(const QuantizedMatrix& w, int64_t index, X* room) const {
+    if (norm == nullptr) return x + index * w.in_features;
+    norm_row(x, *norm, index, w.in_features, room);
+    return room;
+  }
+
+  // Strips of the matrix that make one of the result, and how far they are apart.
+  int strips_each() const { return is_gated ? 2 : 1; }
+  int num_strips(const QuantizedMatrix& w) const {
+    return int((w.out_features / strips_each() + kStrip - 1) / kStrip);
+  }
+
+  // Writes strip `index` of a row of the result. sums: of each strip of the matrix that makes it, `stride` apart;
+  // scales: what they are to be multiplied by, or null.
+  void write(const QuantizedMatrix& w, int64_t row, int index, const float* sums, int64_t stride,
+             const float* scales) const {
+    int64_t width = w.out_features / strips_each(), first = int64_t(index) * kStrip;
+    int size = int(width - first < kStrip ? width - first : kStrip);
+    auto value = [&](int which) {
+      Vec sum = load(sums + which * stride);
+      if (scales != nullptr) sum = sum * load(scales + which * kStrip);
+      return w.bias == nullptr ? sum : sum + load(w.bias + which * width + first, size);
+    };
+    X* to = out + row * width + first;
+    Vec result = is_gated ? silu<X>(value(0)) * value(1) : value(0);
+    size == kStrip ? store(to, result) : store(to, result, size);
+  }
+};
+
+template <class X>
+void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 #if INFERPLANE_HAS_AMX
 template <class X>
-void multiply_many_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows);
+void multiply_many_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 #endif
-
-// Writes the sums of a strip, [num_rows][16] float32, times `scale` to the columns of out that are its own, bias added.
-template <class X>
-inline void write_strip(
-    const QuantizedMatrix& w, int64_t strip, const float* sums, Vec scale, X* out, int num_rows) {
-  int64_t first = strip * kStrip;
-  int size = int(w.out_features - first < kStrip ? w.out_features - first : kStrip);
-  Vec bias = w.bias == nullptr ? all_of(0) : load(w.bias + first, size);
-  for (int row = 0; row < num_rows; ++row) {
-    X* to = out + row * w.out_features + first;
-    Vec values = fma(load(sums + row * kStrip), scale, bias);
-    if (size == kStrip)
-      store(to, values);
-    else
-      store(to, values, size);
-  }
-}
 
 }  // namespace inferplane::INFERPLANE_LEVEL

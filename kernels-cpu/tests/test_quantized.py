@@ -127,6 +127,34 @@ def test_float32_activations_lose_next_to_nothing(at: str, bits: int, num_rows: 
 
 
 @pytest.mark.parametrize("at", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3, 50])
+@pytest.mark.parametrize("out_features", [64, 96, 70])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_before_and_gate_behind(
+    at: str, dtype: torch.dtype, num_rows: int, out_features: int, has_residual: bool
+) -> None:
+    product, weight, bias, _ = make(out_features, 160, 4, 32, has_minimum=True, has_bias=True, at=at)
+    x, norm = torch.randn(num_rows, 160).to(dtype), torch.rand(160).to(dtype)
+    residual = torch.randn(num_rows, 160).to(dtype) if has_residual else None
+    total = x if residual is None else x + residual
+    wide = total.double()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * norm.double()
+    plain = normed @ weight.double().T + bias.double()
+    gate, value = plain.chunk(2, dim=-1)
+    tolerance = {"rtol": 0.03, "atol": 0.03} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
+    for is_gated, want in ((False, plain), (True, torch.nn.functional.silu(gate) * value)):
+        kept = None if residual is None else residual.clone()
+        got, summed = product.after_add_rms_norm(x.clone(), kept, norm, 1e-5, is_gated=is_gated)
+        assert (got.dtype, got.shape) == (dtype, want.shape)
+        assert torch.equal(summed, total)
+        torch.testing.assert_close(got.double(), want, **tolerance)
+    gate, value = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=-1)
+    want = torch.nn.functional.silu(gate) * value
+    torch.testing.assert_close(product.silu_and_mul(x).double(), want, **tolerance)
+
+
+@pytest.mark.parametrize("at", LEVELS)
 @pytest.mark.parametrize("num_rows", [2, 20])
 def test_an_outlier_costs_its_own_row_alone_some_accuracy(at: str, num_rows: int) -> None:
     product, weight, _, _ = make(64, 512, 4, 32, has_minimum=True, at=at)

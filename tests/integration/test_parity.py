@@ -146,10 +146,10 @@ def assert_parity_under_preemption(
 def test_smollm2_with_packed_weights(
     prompts: Sequence[str], num_tokens: int, smollm2_gguf: Path, ask: Callable[..., list[Expected]]
 ) -> None:
-    """Where the processor has kernels for them, at most 5 % of the answers are others than by the exact weights, and
-    those part at a near tie. `FEW` asks for the capital of France."""
+    """Where the processor has kernels for them, at most 5 % of the answers, or one, are others than by the exact
+    weights, and those part at a near tie. `FEW` asks for the capital of France."""
     leads = leads_of_packed(smollm2_gguf, ask(prompts, num_tokens), dtype="auto")
-    assert len(leads) <= 0.05 * len(prompts)
+    assert len(leads) <= max(1, 0.05 * len(prompts))
     assert all(lead < NEAR_TIE_OF_FIXED_POINT for lead in leads)
 
 

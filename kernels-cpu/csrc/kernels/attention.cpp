@@ -66,16 +66,14 @@ struct PlainWeights {
 };
 
 #if INFERPLANE_HAS_AMX
-// Three sections of num_keys: high halves, low ones, and the high ones again.
+// Two sections of num_keys: high halves, and low ones.
 struct SplitWeights {
   bf16* row;
   int num_keys;
   void put(int at, Vec values) const {
     Halves halves = halves_of(values);
-    auto to = [&](int section) { return reinterpret_cast<__m256i*>(row + section * num_keys + at); };
-    _mm256_storeu_si256(to(0), halves.high);
-    _mm256_storeu_si256(to(1), halves.low);
-    _mm256_storeu_si256(to(2), halves.high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + at), halves.high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + num_keys + at), halves.low);
   }
   void put_both(int at, Vec first, Vec second) const {
     put(at, first);
@@ -242,7 +240,7 @@ class Attention {
   }
 
 #if INFERPLANE_HAS_AMX
-  // Three sections of padded_dim each, as `SplitWeights` has them, and 0 behind.
+  // Two sections of padded_dim each, as `SplitWeights` has them, and 0 behind.
   void split_queries(const Item& item, int head, const Workspace& space) const {
     X room[kMostHeadDim];
     for (int row = 0; row < item.num_rows; ++row) {
@@ -252,11 +250,11 @@ class Attention {
         int n = layer_.head_dim - at;
         SplitWeights{to, padded_dim_}.put(at, n >= 16 ? load(from + at) : load(from + at, n));
       }
-      std::memset(to + 3 * padded_dim_, 0, 16 * sizeof(bf16));
+      std::memset(to + 2 * padded_dim_, 0, 16 * sizeof(bf16));
     }
   }
 
-  int split_stride() const { return 3 * padded_dim_ + 16; }
+  int split_stride() const { return round_up(2 * padded_dim_ + 16, 32); }
 #endif
 
   // One row where it lies or, if there is a rotation, turned in `room`.
@@ -280,12 +278,12 @@ class Attention {
       if (item.num_rows <= 16 && key + kTile < end) kv_.prefetch(blocks, head, key + kTile);
       Tile found = kv_.tile(blocks, head, key, item.first_seen, end, scratch);
       values[tile] = found.values;
-      Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_};
+      Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_, 1};
       multiply<T>(item.num_rows, space.queries, left_stride_, keys, space.scores + tile * kTile, kChunk, false);
     }
     weigh(item, first, num_tiles * kTile, is_first, space,
           [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
-    Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile};
+    Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile, num_tiles};
     multiply<T>(item.num_rows, space.weights, kChunk, columns, space.softmax.sums, padded_dim_, !is_first);
   }
 
@@ -305,13 +303,13 @@ class Attention {
       values[tile] = values[num_tiles + tile] = value_halves;
       values[2 * num_tiles + tile] = value_halves + size;
       multiply<bf16>(item.num_rows, reinterpret_cast<bf16*>(space.queries), split_stride(),
-                     {keys, 3, padded_dim_, 2, 16 * padded_dim_}, space.scores + tile * kTile, kChunk, false);
+                     {keys, 3, padded_dim_, 2, 16 * padded_dim_, 2}, space.scores + tile * kTile, kChunk, false);
     }
     auto weights = reinterpret_cast<bf16*>(space.weights);
     weigh(item, first, num_tiles * kTile, is_first, space,
-          [&](int row) { return SplitWeights{weights + row * 3 * kChunk, num_tiles * kTile}; });
-    multiply<bf16>(item.num_rows, weights, 3 * kChunk, {values, 3 * num_tiles, kTile, padded_dim_ / 16, 16 * kTile},
-                   space.softmax.sums, padded_dim_, !is_first);
+          [&](int row) { return SplitWeights{weights + row * 2 * kChunk, num_tiles * kTile}; });
+    multiply<bf16>(item.num_rows, weights, 2 * kChunk,
+                   {values, 3 * num_tiles, kTile, padded_dim_ / 16, 16 * kTile, 2 * num_tiles}, space.softmax.sums, padded_dim_, !is_first);
   }
 #endif
 

@@ -83,11 +83,19 @@ void read_row(const QuantizedMatrix& w, int64_t index, const Store& store) {
 }
 
 template <class X>
-void multiply(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
+void multiply(const QuantizedMatrix& w, const Rows<X>& rows) {
 #if INFERPLANE_HAS_AMX
-  if (num_rows >= (w.bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(w, x, out, num_rows);
+  if (rows.num_rows >= (w.bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(w, rows);
 #endif
-  multiply_few_rows(w, x, out, num_rows);
+  multiply_few_rows(w, rows);
+}
+
+void multiply(const QuantizedMatrix& w, int32_t dtype, const void* x, const NormBefore* norm, void* out,
+              int64_t num_rows, bool is_gated) {
+  if (dtype == kFloat32)
+    multiply(w, Rows<float>{static_cast<const float*>(x), norm, static_cast<float*>(out), num_rows, is_gated});
+  else
+    multiply(w, Rows<bf16>{static_cast<const bf16*>(x), norm, static_cast<bf16*>(out), num_rows, is_gated});
 }
 
 }  // namespace
@@ -128,15 +136,19 @@ EXPORT(void, quantized_rows)
 
 RECORDABLE(quantized_rows)
 
-// x: [num_rows, in_features] and out: [num_rows, out_features], contiguous, of bfloat16 or of float32.
+// x: [num_rows, in_features]; out: [num_rows, out_features] or, with a gate, half of that: silu(gate) * value, the gates
+// being the first half of the matrix, a multiple of 16. All contiguous, of a DType that is float32 or bfloat16.
 EXPORT(void, quantized_multiply)
-(const inferplane::QuantizedMatrix* w, const uint16_t* x, uint16_t* out, int64_t num_rows) {
-  inferplane::INFERPLANE_LEVEL::multiply(*w, x, out, num_rows);
+(const inferplane::QuantizedMatrix* w, int32_t dtype, const void* x, void* out, int64_t num_rows, int32_t is_gated) {
+  inferplane::INFERPLANE_LEVEL::multiply(*w, dtype, x, nullptr, out, num_rows, is_gated != 0);
 }
 RECORDABLE(quantized_multiply)
 
-EXPORT(void, quantized_multiply_float32)
-(const inferplane::QuantizedMatrix* w, const float* x, float* out, int64_t num_rows) {
-  inferplane::INFERPLANE_LEVEL::multiply(*w, x, out, num_rows);
+// The same of rms_norm(x + residual) * norm_weight. residual becomes the sum; null stands for 0, and x is left as it is.
+EXPORT(void, quantized_multiply_after_norm)
+(const inferplane::QuantizedMatrix* w, int32_t dtype, const void* x, void* residual, const void* norm_weight, float eps,
+ void* out, int64_t num_rows, int32_t is_gated) {
+  inferplane::NormBefore norm{residual, norm_weight, eps};
+  inferplane::INFERPLANE_LEVEL::multiply(*w, dtype, x, &norm, out, num_rows, is_gated != 0);
 }
-RECORDABLE(quantized_multiply_float32)
+RECORDABLE(quantized_multiply_after_norm)

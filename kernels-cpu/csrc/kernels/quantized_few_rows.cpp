@@ -103,7 +103,7 @@ struct FixedRows {
   FixedRows(const QuantizedMatrix& w, int64_t num_rows) : num_units(w.num_units) {
     values_bytes = (int64_t(w.num_units) * w.unit * 2 + 63) / 64 * 64 + 64;  // a unit of 16 is written as one of 32
     row_bytes = values_bytes + (int64_t(w.num_units) * 12 + 63) / 64 * 64;
-    memory = static_cast<char*>(thread_scratch(size_t(row_bytes * num_rows)));
+    memory = static_cast<char*>(region_scratch(size_t(row_bytes * num_rows)));
   }
   FixedRow row(int64_t index) const {
     char* at = memory + index * row_bytes;
@@ -296,32 +296,37 @@ MultiplyStrip strip_function(const QuantizedMatrix& w) {
 }  // namespace
 
 template <class X>
-void multiply_few_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
-  FixedRows fixed(w, num_rows);
-  if (num_rows < 32) {
-    for (int64_t row = 0; row < num_rows; ++row) fix_row(w, x + row * w.in_features, fixed.row(row));
-  } else {
-    parallel(int(num_rows), [&](int row, int) { fix_row(w, x + row * w.in_features, fixed.row(row)); });
-  }
+void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& x) {
+  FixedRows fixed(w, x.num_rows);
+  auto fix = [&](int64_t row) {
+    X* room = x.norm == nullptr ? nullptr : static_cast<X*>(thread_scratch(w.in_features * sizeof(X)));
+    fix_row(w, x.row(w, row, room), fixed.row(row));
+  };
+  if (x.num_rows < 32)
+    for (int64_t row = 0; row < x.num_rows; ++row) fix(row);
+  else
+    parallel(int(x.num_rows), [&](int row, int) { fix(row); });
   MultiplyStrip multiply_strip = strip_function(w);
-  int num_strips = int((w.out_features + kStrip - 1) / kStrip);
+  int num_strips = x.num_strips(w);
   int num_tasks = 4 * num_threads() < num_strips ? 4 * num_threads() : num_strips;
   parallel(num_tasks, [&](int task, int) {
     int begin = int(int64_t(num_strips) * task / num_tasks), end = int(int64_t(num_strips) * (task + 1) / num_tasks);
-    for (int64_t first = 0; first < num_rows; first += kRowsAtOnce) {
-      int taken = int(num_rows - first < kRowsAtOnce ? num_rows - first : kRowsAtOnce);
+    for (int64_t first = 0; first < x.num_rows; first += kRowsAtOnce) {
+      int taken = int(x.num_rows - first < kRowsAtOnce ? x.num_rows - first : kRowsAtOnce);
       FixedRow rows[kRowsAtOnce];
       for (int row = 0; row < taken; ++row) rows[row] = fixed.row(first + row);
       for (int strip = begin; strip < end; ++strip) {
-        alignas(64) float sums[kRowsAtOnce * kStrip];
-        multiply_strip(w, w.strips + strip * w.strip_bytes, rows, taken, sums);
-        write_strip(w, strip, sums, all_of(1), out + first * w.out_features, taken);
+        constexpr int kSums = kRowsAtOnce * kStrip;
+        alignas(64) float sums[2 * kSums];
+        for (int which = 0; which < x.strips_each(); ++which)
+          multiply_strip(w, w.strips + (strip + which * num_strips) * w.strip_bytes, rows, taken, sums + which * kSums);
+        for (int row = 0; row < taken; ++row) x.write(w, first + row, strip, sums + row * kStrip, kSums, nullptr);
       }
     }
   });
 }
 
-template void multiply_few_rows(const QuantizedMatrix&, const bf16*, bf16*, int64_t);
-template void multiply_few_rows(const QuantizedMatrix&, const float*, float*, int64_t);
+template void multiply_few_rows(const QuantizedMatrix&, const Rows<bf16>&);
+template void multiply_few_rows(const QuantizedMatrix&, const Rows<float>&);
 
 }  // namespace inferplane::INFERPLANE_LEVEL

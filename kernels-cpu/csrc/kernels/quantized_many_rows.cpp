@@ -30,12 +30,12 @@ inline __m128i in_tile_order(__m128i bytes) {
 }
 
 // x as tiles: [blocks of 16 rows][steps][high, low][16][64] bytes, and [blocks of 16 rows][parts][16] scales.
-struct Activations {
+struct FixedBlocks {
   char* tiles;
   float* scales;
   int num_steps, num_parts, steps_per_part;
 
-  Activations(int64_t num_rows, int64_t in_features) {
+  FixedBlocks(int64_t num_rows, int64_t in_features) {
     num_steps = int((in_features + kDepth - 1) / kDepth);
     num_parts = (num_steps + kMostSteps - 1) / kMostSteps;
     steps_per_part = (num_steps + num_parts - 1) / num_parts;
@@ -49,15 +49,17 @@ struct Activations {
   const float* block_scales(int64_t index) const { return scales + index * num_parts * kTile; }
 
   template <class X>
-  void fix_block(const X* x, int64_t num_rows, int64_t in_features, int64_t index) const {
+  void fix_block(const QuantizedMatrix& w, const Rows<X>& x, int64_t index) const {
+    X* room = x.norm == nullptr ? nullptr : static_cast<X*>(thread_scratch(w.in_features * sizeof(X)));
     for (int row = 0; row < kTile; ++row) {
       int64_t at = index * kTile + row;
       char* to = tiles + index * num_steps * kStepBytes + row * kDepth;
       float* scale = scales + index * num_parts * kTile + row;
+      const X* values = at < x.num_rows ? x.row(w, at, room) : nullptr;
       for (int part = 0; part < num_parts; ++part) {
         int first = part * steps_per_part, end = first + steps_per_part < num_steps ? first + steps_per_part : num_steps;
-        if (at < num_rows)
-          scale[part * kTile] = fix_part(x + at * in_features, in_features, first, end, to);
+        if (values != nullptr)
+          scale[part * kTile] = fix_part(values, w.in_features, first, end, to);
         else
           clear_part(first, end, to);
       }
@@ -252,7 +254,7 @@ void multiply_steps(const char* x, int64_t block_bytes, const char* strip, int n
 }
 
 // sums: [16 * num_blocks][16], of a part of the depth or, if `adds`, of the parts before as well.
-void add_part(const Activations& x, int block, int num_blocks, int part, const char* strip, bool adds, float* sums) {
+void add_part(const FixedBlocks& x, int block, int num_blocks, int part, const char* strip, bool adds, float* sums) {
   int first = part * x.steps_per_part;
   int steps = x.num_steps - first < x.steps_per_part ? x.num_steps - first : x.steps_per_part;
   const char *left = x.block(block) + first * kStepBytes, *right = strip + first * kStepBytes;
@@ -276,13 +278,13 @@ void add_part(const Activations& x, int block, int num_blocks, int part, const c
 }  // namespace
 
 template <class X>
-void multiply_many_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t num_rows) {
-  Activations fixed(num_rows, w.in_features);
-  int num_blocks = int((num_rows + kTile - 1) / kTile);
-  parallel(num_blocks, [&](int block, int) { fixed.fix_block(x, num_rows, w.in_features, block); });
-  int num_strips = int((w.out_features + kStrip - 1) / kStrip), threads = num_threads();
+void multiply_many_rows(const QuantizedMatrix& w, const Rows<X>& x) {
+  FixedBlocks fixed(x.num_rows, w.in_features);
+  int num_blocks = int((x.num_rows + kTile - 1) / kTile);
+  parallel(num_blocks, [&](int block, int) { fixed.fix_block(w, x, block); });
+  int num_strips = x.num_strips(w), each = x.strips_each(), threads = num_threads();
   int64_t strip_bytes = fixed.num_steps * kStepBytes;
-  int most = kPanelBytes < strip_bytes ? 1 : int(kPanelBytes / strip_bytes);
+  int most = kPanelBytes < each * strip_bytes ? 1 : int(kPanelBytes / (each * strip_bytes));
   int num_parts = threads * ((num_strips + most * threads - 1) / (most * threads));
   int strips_per_part = (num_strips + num_parts - 1) / num_parts;
   num_parts = (num_strips + strips_per_part - 1) / strips_per_part;
@@ -292,36 +294,36 @@ void multiply_many_rows(const QuantizedMatrix& w, const X* x, X* out, int64_t nu
   row_parts = (num_blocks + blocks_per_part - 1) / blocks_per_part;
   parallel(num_parts * row_parts, [&](int task, int) {
     int first_strip = task / row_parts * strips_per_part;
-    int count = num_strips - first_strip < strips_per_part ? num_strips - first_strip : strips_per_part;
-    int first_block = task % row_parts * blocks_per_part;
+    int strips = num_strips - first_strip < strips_per_part ? num_strips - first_strip : strips_per_part;
+    int first_block = task % row_parts * blocks_per_part, count = strips * each;
     int end_block = first_block + blocks_per_part < num_blocks ? first_block + blocks_per_part : num_blocks;
     constexpr int kSums = 2 * kTile * kStrip;
     auto sums = static_cast<float*>(thread_scratch(size_t(count * (strip_bytes + (kSums + kStrip) * 4))));
     float* scales = sums + count * kSums;
     auto panel = reinterpret_cast<char*>(scales + count * kStrip);
-    for (int strip = 0; strip < count; ++strip) {
-      const uint8_t* packed = w.strips + (first_strip + strip) * w.strip_bytes;
-      char* tiles = panel + strip * strip_bytes;
+    for (int i = 0; i < count; ++i) {
+      const uint8_t* packed = w.strips + (first_strip + i / each + i % each * num_strips) * w.strip_bytes;
+      char* tiles = panel + i * strip_bytes;
       __m512 scale = w.bits == 4 ? fix_strip<4>(w, packed, tiles) : fix_strip<8>(w, packed, tiles);
-      _mm512_store_ps(scales + strip * kStrip, _mm512_mul_ps(scale, _mm512_set1_ps(256)));
+      _mm512_store_ps(scales + i * kStrip, _mm512_mul_ps(scale, _mm512_set1_ps(256)));
     }
     asm volatile("" ::: "memory");  // the compiler is not told what the tiles' instructions read
     Tiles tiles;
     for (int block = first_block; block < end_block; block += 2) {
       int taken = block + 1 < end_block ? 2 : 1;
       for (int part = 0; part < fixed.num_parts; ++part)
-        for (int strip = 0; strip < count; ++strip)
-          add_part(fixed, block, taken, part, panel + strip * strip_bytes, part > 0, sums + strip * kSums);
-      int64_t row = int64_t(block) * kTile;
-      int rows = int(num_rows - row < 2 * kTile ? num_rows - row : 2 * kTile);
-      for (int strip = 0; strip < count; ++strip)
-        write_strip(w, first_strip + strip, sums + strip * kSums, load(scales + strip * kStrip), out + row * w.out_features, rows);
+        for (int i = 0; i < count; ++i)
+          add_part(fixed, block, taken, part, panel + i * strip_bytes, part > 0, sums + i * kSums);
+      for (int row = 0; row < taken * kTile && block * kTile + row < x.num_rows; ++row)
+        for (int strip = 0; strip < strips; ++strip)
+          x.write(w, block * kTile + row, first_strip + strip, sums + strip * each * kSums + row * kStrip, kSums,
+                  scales + strip * each * kStrip);
     }
   });
 }
 
-template void multiply_many_rows(const QuantizedMatrix&, const bf16*, bf16*, int64_t);
-template void multiply_many_rows(const QuantizedMatrix&, const float*, float*, int64_t);
+template void multiply_many_rows(const QuantizedMatrix&, const Rows<bf16>&);
+template void multiply_many_rows(const QuantizedMatrix&, const Rows<float>&);
 
 }  // namespace inferplane::INFERPLANE_LEVEL
 

@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native import int64, pointer
+from inferplane_kernels_cpu.native import float32, int32, int64, pointer
+from inferplane_kernels_cpu.native_ops import native_ops
 from inferplane_kernels_cpu.pages import Pages
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -99,11 +100,15 @@ class QuantizedProduct:
             _spare_bits(codes) if bits == 8 else 0,
         )
         self._address = ctypes.addressof(self._matrix)
-        parameters = (pointer, pointer, pointer, int64)
-        self._multiply = {
-            torch.bfloat16: native.kernel("quantized_multiply", *parameters, at=at),
-            torch.float32: native.kernel("quantized_multiply_float32", *parameters, at=at),
-        }
+        self._can_gate = out_features % (2 * _STRIP) == 0
+        self._multiply = native.kernel(
+            "quantized_multiply", pointer, int32, pointer, pointer, int64, int32, at=at
+        )
+        self._multiply_after_norm = native.kernel(
+            "quantized_multiply_after_norm",
+            *(pointer, int32, pointer, pointer, pointer, float32, pointer, int64, int32),
+            at=at,
+        )
         self._rows = native.kernel("quantized_rows", pointer, pointer, int64, pointer, pointer, at=at)
         pack = native.kernel("quantized_pack", pointer, pointer, int64, pointer, pointer, pointer, at=at)
         codes = codes.contiguous()
@@ -122,10 +127,52 @@ class QuantizedProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_rows, in_features] -> [num_rows, out_features]``, both of one dtype of `DTYPES`."""
+        return self._product(x, is_gated=False)
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * value`` of the product, whose first half is the gate: ``[num_rows, out_features / 2]``."""
+        if not self._can_gate:
+            return native_ops().silu_and_mul(self(x))
+        return self._product(x, is_gated=True)
+
+    def after_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of ``rms_norm(x + residual) * weight``, gated or not; and the sum, in residual's memory."""
+        gates = is_gated and self._can_gate
         x = x.contiguous()
-        out = x.new_empty(x.shape[0], self._matrix.out_features)
-        self._multiply[x.dtype](self._address, x.data_ptr(), out.data_ptr(), x.shape[0])
+        out = self._empty(x, is_gated=gates)
+        total = x if residual is None else residual.contiguous()
+        self._multiply_after_norm(
+            self._address,
+            DTYPES.index(x.dtype),
+            x.data_ptr(),
+            None if residual is None else total.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            x.shape[0],
+            gates,
+        )
+        return (native_ops().silu_and_mul(out) if is_gated and not gates else out), total
+
+    def _product(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor:
+        x = x.contiguous()
+        out = self._empty(x, is_gated=is_gated)
+        self._multiply(
+            self._address, DTYPES.index(x.dtype), x.data_ptr(), out.data_ptr(), x.shape[0], is_gated
+        )
         return out
+
+    def _empty(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor:
+        width = self._matrix.out_features
+        return x.new_empty(x.shape[0], width // 2 if is_gated else width)
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Rows of the matrix, ``index: [n]`` int64 to ``[n, in_features]`` in bfloat16 or float32."""

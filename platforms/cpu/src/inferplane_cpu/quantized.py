@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from inferplane.api.device import DeviceDescriptor
-from inferplane.api.linear import LinearShape, Multiply, RowProduct
+from inferplane.api.linear import FusedMultiply, LinearShape, Multiply, RowProduct
 from inferplane.api.quant import Number, QuantizedLinearKernel, QuantizedWeight
 from inferplane.api.quantized_weight import pack_nibbles
 from inferplane_kernels_cpu import native
@@ -64,13 +64,27 @@ class CpuQuantizedBf16Linear(CpuQuantizedLinear):
     activations = torch.bfloat16
 
 
-class CpuQuantizedProduct(RowProduct):
+class CpuQuantizedProduct(RowProduct, FusedMultiply):
     def __init__(self, product: QuantizedProduct, activations: torch.dtype) -> None:
         self._product = product
         self._activations = activations
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x)
+
+    def after_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._product.after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product.silu_and_mul(x)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return self._product.rows(index, self._activations)
