@@ -89,7 +89,7 @@ class Layers:
         size = 2 * num_reqs * blocks * block_size * self._kv_heads * HEAD_DIM
         self._caches = [
             randn(2, num_reqs * blocks, block_size, self._kv_heads, HEAD_DIM)
-            for _ in range(min(8, num_buffers(2 * size)))
+            for _ in range(num_buffers(2 * size))
         ]
         table = torch.randperm(num_reqs * blocks, device="cuda").int().view(num_reqs, blocks)
         self._table = torch.zeros((num_reqs, LONGEST // block_size), dtype=torch.int32, device="cuda")

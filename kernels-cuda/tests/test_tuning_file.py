@@ -14,6 +14,8 @@ def test_a_capability_without_a_table():
 def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     # late: other tests set Triton to interpret, which it reads when it is first imported
     from inferplane_kernels_triton.decode_attention import DecodeConfig
+    from inferplane_kernels_triton.int4_dequantize import DequantizeConfig
+    from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig
     from inferplane_kernels_triton.matvec import MatvecConfig
     from inferplane_kernels_triton.moe_experts import ExpertsConfig
     from inferplane_kernels_triton.moe_one_token import OneTokenConfig
@@ -34,6 +36,9 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
         "one_token_experts_down": OneTokenConfig(),
         "skinny_matmul": MatmulConfig(),
         "skinny_matmul_gated": MatmulConfig(),
+        "int4_fixed_matvec": Int4FixedMatvecConfig(),
+        "int4_fixed_matvec_gated": Int4FixedMatvecConfig(),
+        "int4_dequantize": DequantizeConfig(),
         "decode_attention": DecodeConfig(),
         "prefill_attention": PrefillConfig(),
     }

@@ -155,9 +155,9 @@ def _decode_attention(
     v_ptr += kv_head * cache_head
     table_ptr += request * table_row
     if PDL and PREFETCH > 0:
-        # All but the step's own key and value have long been there.
-        keys = first + tl.arange(0, PREFETCH)
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < last, other=0).to(tl.int64)
+        # All but the step's own key and value have long been there. Beyond the split's keys it is its last one again.
+        keys = tl.minimum(first + tl.arange(0, PREFETCH), last - 1)
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         sector: tl.constexpr = SECTOR_BYTES * 8 // k_ptr.dtype.element_ty.primitive_bitwidth
         sectors = tl.minimum(tl.arange(0, (DIM + sector - 1) // sector) * sector, HEAD_DIM - 1)
         ahead = (blocks * cache_block + (keys % BLOCK_SIZE) * cache_slot)[:, None] + sectors[None, :]
