@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from inferplane import LLM, SamplingParams
 from inferplane.cli.options import GroupedCommand, engine_options
 from inferplane.config import ConfigError, EngineArgs
+from inferplane.engine.kv_listening import make_kv_listener
 from inferplane.engine.stat_logging import StatLogging, make_stat_loggers
 from inferplane.engine.stats import EngineStats
 from inferplane.models.errors import ModelLoadError
@@ -311,6 +312,45 @@ def test_what_is_no_stat_logger_is_refused(toys: ToyIndex) -> None:
     toys.install("toy", HEAD + "@hookimpl\ndef stat_loggers(): return ['json:dumps']\n")
     with pytest.raises(PluginError, match="json:dumps is offered as a stat logger, but is no subclass"):
         make_stat_loggers(load_plugins().stat_loggers(), object())  # type: ignore[arg-type]
+
+
+LISTENERS = (
+    HEAD
+    + """
+found, cleared = {}, []
+class Toy:
+    def __init__(self, config): self.config = config
+    def block_stored(self, key, parent, token_ids): found[key] = (parent, token_ids)
+    def block_removed(self, key): del found[key]
+    def cache_cleared(self): found.clear(); cleared.append(True)
+class Broken(Toy):
+    def block_stored(self, key, parent, token_ids): raise OSError("router is gone")
+@hookimpl
+def kv_cache_listeners(): return [__name__ + ":Broken", __name__ + ":Toy"]
+"""
+)
+
+
+def test_kv_cache_listeners(toys: ToyIndex, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Told of what a generation leaves in the cache, though another listener raises."""
+    toys.install("toy", LISTENERS)
+    with LLM(str(folder), device="reference", block_size=4, kv_cache_bytes=4 << 20, max_num_seqs=4) as llm:
+        [output] = llm.generate([{"prompt_token_ids": list(range(3, 13))}], GREEDY, use_tqdm=False)
+        import toy_toy_module
+
+        tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        blocks = [token_ids for _, token_ids in toy_toy_module.found.values()]
+        # the last token is not run, and the block that it would end is not full
+        assert blocks == [tokens[0:4], tokens[4:8], tokens[8:12]]
+        parents = [parent for parent, _ in toy_toy_module.found.values()]
+        assert parents == [None, *list(toy_toy_module.found)[:2]]
+    assert sum("KV cache listener Broken raised" in record.message for record in caplog.records) == 1
+
+
+def test_what_is_no_kv_cache_listener_is_refused(toys: ToyIndex) -> None:
+    toys.install("toy", HEAD + "@hookimpl\ndef kv_cache_listeners(): return ['json:dumps']\n")
+    with pytest.raises(PluginError, match="json:dumps is offered as a KV cache listener, but has not all of"):
+        make_kv_listener(load_plugins().kv_cache_listeners(), object())  # type: ignore[arg-type]
 
 
 def test_the_worker_sees_the_choices_and_not_the_manager() -> None:

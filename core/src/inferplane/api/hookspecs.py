@@ -138,6 +138,12 @@ def kv_cache_specs() -> Mapping[type[KVCacheSpec], type[GroupManager]]:  # type:
 
 
 @hookspec
+def kv_cache_listeners() -> Sequence[str]:  # type: ignore[empty-body]
+    """Classes that are told what enters and leaves the prefix cache, each as ``"module:Class"`` of a `KVCacheListener`
+    (`inferplane.api.kv_events`), which is made with the configuration. Used where the scheduler lives."""
+
+
+@hookspec
 def executors() -> Mapping[str, str]:  # type: ignore[empty-body]
     """Ways to run the ranks of a model by name, each as ``"module:Class"`` of an `Executor`
     (`inferplane.api.executor`), which is made with ``(config, progress)``. ``--executor`` names one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from inferplane.api.kv import KVCacheConfig
 from inferplane.config import ConfigError, EngineConfig
+from inferplane.engine.kv_listening import make_kv_listener
 from inferplane.engine.kv_sizing import size_pool
 from inferplane.engine.stats import EngineStats
 from inferplane.executor import Executor, WorkerDiedError, make_executor
@@ -58,6 +59,7 @@ class EngineCore:
                 seed=self.config.seed,
                 policies=_contributed_policy(config.scheduler.policy, plugins.scheduler_policies()),
                 managers=plugins.kv_cache_specs(),
+                kv_listener=make_kv_listener(plugins.kv_cache_listeners(), self.config),
                 runs_whole=self._runs_whole,
             )
         except BaseException:

@@ -250,6 +250,9 @@ class PluginSet:
         """Managers by the class of spec that they are for."""
         return self._merged("kv_cache_specs")
 
+    def kv_cache_listeners(self) -> list[str]:
+        return [target for _, targets in self.collect("kv_cache_listeners") for target in targets]
+
     def executors(self) -> dict[str, str]:
         return self._merged("executors")
 
