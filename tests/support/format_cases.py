@@ -49,6 +49,7 @@ _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
 _GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 128}
 _FP8 = {"num_bits": 8, "type": "float"}
 _FP4 = {"num_bits": 4, "type": "float"}
+GGUF_KINDS = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS")
 CASES = [
     FormatCase("gptq", "4 bits", {"bits": 4, "group_size": 128}),
     FormatCase("gptq", "4 bits, zero points", {"bits": 4, "group_size": 128, "sym": False}),
@@ -87,7 +88,7 @@ CASES = [
     FormatCase("torchao", "int4, groups of 128", torchao("Int4WeightOnlyConfig", group_size=128)),
     FormatCase("torchao", "int8", torchao("Int8WeightOnlyConfig")),
     FormatCase("torchao", "fp8, dynamic", torchao("Float8DynamicActivationFloat8WeightConfig")),
-    *(FormatCase(GGUF, kind, {TENSOR_TYPES: {"layer": kind}}) for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K")),
+    *(FormatCase(GGUF, kind, {TENSOR_TYPES: {"layer": kind}}) for kind in GGUF_KINDS),
     *(FormatCase(method, "while loading", is_online=True) for method in ONLINE),
 ]  # fmt: skip
 

@@ -26,6 +26,7 @@ def reference(rows: np.ndarray, name: str) -> np.ndarray:
 
 def test_the_formats_that_the_project_promises_are_there() -> None:
     promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+    promised += ["Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
     assert sorted(BY_NAME) == sorted(promised)
 
 
@@ -56,7 +57,9 @@ def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
     np.testing.assert_array_equal(bits(got[is_number]), bits(want[is_number]))
 
 
-@pytest.mark.parametrize("name", [name for name in PACKED if not name.endswith("_K")])
+@pytest.mark.parametrize(
+    "name", [name for name in PACKED if not name.endswith("_K") and not name.startswith("IQ")]
+)
 def test_quantized_weights_come_back_near(name: str) -> None:
     weights = np.random.default_rng(1).standard_normal((8, 256), dtype=np.float32)
     rows = gguf.quantize(weights, gguf.GGMLQuantizationType[name])
@@ -78,7 +81,7 @@ def test_a_row_is_whole_blocks() -> None:
         BY_NAME["Q6_K"].row_bytes(300)
 
 
-@pytest.mark.parametrize(("type_id", "name"), [(23, "IQ4_XS"), (10, "Q2_K"), (999, "unknown")])
+@pytest.mark.parametrize(("type_id", "name"), [(16, "IQ2_XXS"), (39, "MXFP4"), (999, "unknown")])
 def test_other_types_are_refused_by_name(type_id: int, name: str) -> None:
     with pytest.raises(ModelLoadError, match=rf"'blk\.0\.x' is of type {name} \({type_id}\).*Q4_K"):
         block_format(type_id, "blk.0.x")

@@ -58,9 +58,13 @@ FORMATS = {
         BlockFormat("Q5_0", 6, 32, 22),
         BlockFormat("Q5_1", 7, 32, 24),
         BlockFormat("Q8_0", 8, 32, 34),
+        BlockFormat("Q2_K", 10, _K, 84),
+        BlockFormat("Q3_K", 11, _K, 110),
         BlockFormat("Q4_K", 12, _K, 144),
         BlockFormat("Q5_K", 13, _K, 176),
         BlockFormat("Q6_K", 14, _K, 210),
+        BlockFormat("IQ4_NL", 20, 32, 18),
+        BlockFormat("IQ4_XS", 23, _K, 136),
         BlockFormat("BF16", 30, 1, 2),
     )
 }
@@ -68,9 +72,8 @@ FORMATS = {
 
 # Only so that a refusal can name what the file holds.
 _NAMES_OF_OTHERS = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from inferplane.api.quant import (
     StoredMatrix,
     StoredTensor,
 )
+from inferplane.api.quantized_weight import pack_nibbles
 from inferplane.quantization.ggml import FORMATS, TENSOR_TYPES, BlockFormat
 
 
@@ -64,7 +65,7 @@ class _BlockMatrix(StoredMatrix):
         scale = parts.scale.flatten(1)
         has_offset = parts.offset is not None
         scheme = QuantScheme(
-            Number.INT,
+            Number.INT if parts.table is None else Number.TABLE4,
             parts.bits,
             Granularity(1, self.in_features // scale.shape[1]),
             scale.dtype,
@@ -80,6 +81,7 @@ class _BlockMatrix(StoredMatrix):
             parts.codes.flatten(1),
             scale,
             lowest.expand(scale.shape) if has_offset else None,
+            table=parts.table,
             offset=None if parts.offset is None else parts.offset.flatten(1),
         )
 
@@ -94,6 +96,12 @@ class _Blocks:
     scale: torch.Tensor
     """``[rows, num_blocks, groups of a block]``"""
     offset: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    """float32 [16], of codes that name one of its numbers."""
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The numbers of the IQ4 formats."""
 
 
 def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -156,6 +164,53 @@ def _scales_and_offsets(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return _half(blocks, 0).float() * scales, -(_half(blocks, 2).float() * minimums)
 
 
+def _at_shifts(packed: torch.Tensor, *shifts: int) -> torch.Tensor:
+    """``[..., n]`` bytes as ``[..., len(shifts), n]``, each moved down by one of the shifts."""
+    down = torch.tensor(shifts, dtype=torch.uint8, device=packed.device)
+    return packed.unsqueeze(-2) >> down.unsqueeze(-1)
+
+
+def _q2_k(blocks: torch.Tensor) -> _Blocks:
+    scales, values = blocks[..., :16], _at_shifts(blocks[..., 16:80].unflatten(-1, (2, 32)), 0, 2, 4, 6) & 3
+    offset = -(_half(blocks, 82).float() * (scales >> 4))
+    return _Blocks(2, _small_codes(values, 2), _half(blocks, 80).float() * (scales & 15), offset)
+
+
+def _q3_k(blocks: torch.Tensor) -> _Blocks:
+    low = _at_shifts(blocks[..., 32:96].unflatten(-1, (2, 32)), 0, 2, 4, 6) & 3
+    # a bit of each value; value 0 of the codes is 4 where it is set
+    high = (_at_shifts(blocks[..., :32], *range(8)) & 1).view(low.shape)
+    scale_low = _at_shifts(blocks[..., 96:104], 0, 4).flatten(-2) & 15
+    scale_high = _at_shifts(blocks[..., 104:108], 0, 2, 4, 6).flatten(-2) & 3
+    scales = (scale_low | (scale_high << 4)).view(torch.int8) - 32
+    return _Blocks(3, _small_codes(low | (high << 2), 3), _half(blocks, 108).float() * scales)
+
+
+def _small_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """``[rows, num_blocks, ...]`` values from 0 up, of fewer than 4 bits, as ``[rows, num_blocks, n / 2]``."""
+    values = values.flatten(2)
+    return pack_nibbles(values.flatten(0, 1) - 2 ** (bits - 1) + 8).unflatten(0, values.shape[:2])
+
+
+def _iq4_nl(blocks: torch.Tensor) -> _Blocks:
+    return _Blocks(4, _nibble_pairs(blocks[..., 2:]), _half(blocks, 0), table=_iq4_table(blocks))
+
+
+def _iq4_xs(blocks: torch.Tensor) -> _Blocks:
+    low = (
+        blocks[..., 4:8].unsqueeze(-1) >> torch.tensor([0, 4], dtype=torch.uint8, device=blocks.device)
+    ) & 15
+    pairs = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
+    high = (blocks[..., 2:4].unsqueeze(-1) >> pairs) & 3
+    scales = (low.flatten(-2) | (high.flatten(-2) << 4)).view(torch.int8) - 32
+    codes = _nibble_pairs(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
+    return _Blocks(4, codes, _half(blocks, 0).float() * scales, table=_iq4_table(blocks))
+
+
+def _iq4_table(like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(_IQ4, dtype=torch.float32, device=like.device)
+
+
 def _q4_k(blocks: torch.Tensor) -> _Blocks:
     codes = _nibble_pairs(blocks[..., 16:].unflatten(-1, (4, 32))).flatten(-2)
     return _Blocks(4, codes, *_scales_and_offsets(blocks))
@@ -186,8 +241,12 @@ _READERS: Mapping[str, Callable[[torch.Tensor], _Blocks]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 """By the format's name; every packed one of `inferplane.quantization.ggml.FORMATS`."""
