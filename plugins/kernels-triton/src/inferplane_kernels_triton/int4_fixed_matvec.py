@@ -1,7 +1,7 @@
 """One row times a weight of 4-bit codes in whole numbers, where a GPU adds up four products of bytes at once.
 
-Each program rounds x to 16-bit fixed point, with a step for each block of 128 columns: finer than the bfloat16 that x
-comes in, but for numbers below a hundredth of their block's largest. Its upper and lower bytes are multiplied apart,
+Each program rounds x to 16-bit fixed point, with a step for each 32 of its numbers: finer than the bfloat16 that x
+comes in, but for numbers below a hundredth of the largest of these. Its upper and lower bytes are multiplied apart,
 four columns an instruction. To make x ready costs more than a row, so that a program takes rows several times. As in
 `int4_matvec`, residual, norm, bias and gate are fused.
 """
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
-from inferplane_kernels_triton.int4_matvec import load_words, load_x, spread
+from inferplane_kernels_triton.int4_matvec import load_words, load_x
 from inferplane_kernels_triton.launch import begin, compiles_for_nvidia, options
 from inferplane_kernels_triton.matvec import NormBefore
 
@@ -98,18 +98,19 @@ def _add_half(
     COUNT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Adds to ``sums: [rows, blocks, 4]`` the codes, less 8, of half the places times x; to ``total`` x."""
+    """Adds to ``sums: [rows, threads]`` the codes, less 8, of half the places times x; to ``total: [threads]`` x."""
     lower, upper = _from_byte(lower, FIRST, COUNT), _from_byte(upper, FIRST, COUNT)
     ones = tl.full(lower.shape, ONES, tl.int32)
     zeros = tl.zeros(lower.shape, tl.int32)
     x = _dot4(ones, lower, 256 * _dot4(ones, upper, zeros, NATIVE), NATIVE)
     codes = ((words >> SHIFT) & CODES).to(tl.int32, bitcast=True)
-    least = tl.zeros(codes.shape, tl.int32) - 8 * x[None, :, :, :]
-    by_lower = _dot4(codes, tl.broadcast_to(lower[None, :, :, :], codes.shape), least, NATIVE)
+    least = tl.zeros(codes.shape, tl.int32) - 8 * x[None, :]
+    by_lower = _dot4(codes, tl.broadcast_to(lower[None, :], codes.shape), least, NATIVE)
     by_upper = _dot4(
-        codes, tl.broadcast_to(upper[None, :, :, :], codes.shape), tl.zeros(codes.shape, tl.int32), NATIVE
+        codes, tl.broadcast_to(upper[None, :], codes.shape), tl.zeros(codes.shape, tl.int32), NATIVE
     )
-    return sums + tl.sum(by_lower + 256 * by_upper, axis=3), total + tl.sum(x, axis=2)
+    fours = tl.reshape(by_lower + 256 * by_upper, (codes.shape[0], codes.shape[1] // 4, 4))
+    return sums + tl.sum(fours, axis=2), total + tl.sum(tl.reshape(x, (x.shape[0] // 4, 4)), axis=1)
 
 
 @triton.jit
@@ -117,15 +118,14 @@ def _x_in_fixed_point(
     x_ptr, residual_ptr, residual_out_ptr, norm_ptr, eps, IN: tl.constexpr, BLOCKS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Lower and upper bytes ``[BLOCKS, 4, 4]`` of x at the first four places and at the last, and ``[BLOCKS]`` of what
-    a step stands for, the norm's factor included."""
-    fours = tl.arange(0, 4)
-    lanes = (fours[:, None] * 4 + fours[None, :])[None, :, :]
-    starts = tl.arange(0, BLOCKS)[:, None, None] * 128
-    squares = tl.zeros((BLOCKS, 4, 4), dtype=tl.float32)
+    """Lower and upper bytes ``[words]`` of x at the first four places and at the last, and ``[threads]`` of what a step
+    stands for, the norm's factor included."""
+    words = tl.arange(0, 16 * BLOCKS)
+    starts = words // 16 * 128 + words % 16
+    squares = tl.zeros((16 * BLOCKS,), dtype=tl.float32)
     numbers = ()
     for place in tl.static_range(8):
-        columns = starts + place * 16 + lanes
+        columns = starts + place * 16
         inside = columns < IN
         writes = tl.program_id(0) == 0
         x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, writes, HAS_RESIDUAL)
@@ -135,10 +135,10 @@ def _x_in_fixed_point(
         numbers += (x,)  # type: ignore[assignment]
     n = numbers
     largest = tl.maximum(_largest(n[0], n[1], n[2], n[3]), _largest(n[4], n[5], n[6], n[7]))  # type: ignore[misc]
-    step = tl.maximum(tl.max(tl.max(largest, axis=2), axis=1), 1e-30) / LARGEST
-    per_step = (1.0 / step)[:, None, None]
+    step = tl.maximum(tl.max(tl.reshape(largest, (4 * BLOCKS, 4)), axis=1), 1e-30) / LARGEST
+    per_step = tl.reshape(tl.broadcast_to((1.0 / step)[:, None], (4 * BLOCKS, 4)), (16 * BLOCKS,))
     if HAS_NORM:
-        step *= tl.rsqrt(tl.sum(tl.sum(tl.sum(squares, axis=2), axis=1), axis=0) / IN + eps)
+        step *= tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
     lower_first, upper_first = _in_fixed_point(n[0], n[1], n[2], n[3], per_step)  # type: ignore[misc]
     lower_last, upper_last = _in_fixed_point(n[4], n[5], n[6], n[7], per_step)  # type: ignore[misc]
     return lower_first, upper_first, lower_last, upper_last, step
@@ -161,18 +161,17 @@ def _int4_fixed_matvec(
     made: tl.constexpr = ROWS // halves
     locals = tl.arange(0, ROWS)
     outs = tl.program_id(0) * (made * TIMES) + locals // halves
-    blocks = tl.arange(0, BLOCKS)
-    # the four words that a thread has are a dimension of their own, to be summed up as whole numbers
-    fours = tl.arange(0, 4)
-    lanes = fours[:, None] * 4 + fours[None, :]
-    cells = (blocks[:, None, None] * 16 + lanes[None, :, :])[None, :, :, :]
-    is_block = (blocks < num_blocks)[None, :, None, None]
+    # A thread has four neighbouring words of a row: 32 columns, which share a step. Words lie in one dimension, so that
+    # every compiler gives the neighbours to a warp.
+    quarters = tl.arange(0, 4 * BLOCKS)
+    cells = tl.arange(0, 16 * BLOCKS)
+    is_word = (cells < num_blocks * 16)[None, :]
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
     first = tl.program_id(0).to(tl.int64) * (made * TIMES)
     words_ptr += first * (num_blocks * 16)
     local_rows = locals // halves + locals % halves * num_out
-    cells += local_rows[:, None, None, None] * (num_blocks * 16)
-    words = load_words(words_ptr, cells, is_block & (outs < num_out)[:, None, None, None])
+    cells = local_rows[:, None] * (num_blocks * 16) + cells[None, :]
+    words = load_words(words_ptr, cells, is_word & (outs < num_out)[:, None])
     begin(PDL)
     lower_first, upper_first, lower_last, upper_last, step = _x_in_fixed_point(
         x_ptr, residual_ptr, residual_out_ptr, norm_ptr, eps, IN, BLOCKS, HAS_RESIDUAL, HAS_NORM
@@ -182,11 +181,11 @@ def _int4_fixed_matvec(
         outs += made
         words_ptr += made * num_blocks * 16
         is_next = (outs < num_out) & (time + 1 < TIMES)
-        next_words = load_words(words_ptr, cells, is_block & is_next[:, None, None, None])
-        acc = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.float32)
+        next_words = load_words(words_ptr, cells, is_word & is_next[:, None])
+        acc = tl.zeros((ROWS, 4 * BLOCKS), dtype=tl.float32)
         for part in tl.static_range(groups_of_block):
-            sums = tl.zeros((ROWS, BLOCKS, 4), dtype=tl.int32)
-            total = tl.zeros((BLOCKS, 4), dtype=tl.int32)
+            sums = tl.zeros((ROWS, 4 * BLOCKS), dtype=tl.int32)
+            total = tl.zeros((4 * BLOCKS,), dtype=tl.int32)
             # the places of a group: those of both halves, all of one, or some bytes of one
             if part * places < 4:
                 sums, total = _add_half(
@@ -196,17 +195,17 @@ def _int4_fixed_matvec(
                 sums, total = _add_half(
                     sums, total, words, lower_last, upper_last, 4, part * places % 4, places, NATIVE
                 )
-            group = (blocks * 128 + part * GROUP) // GROUP
+            group = (quarters // 4 * 128 + part * GROUP) // GROUP
             at = (first + time * made) * num_groups + (local_rows[:, None] * num_groups + group[None, :])
             is_group = is_row[:, None] & (group < num_groups)[None, :]
-            product, x_total = sums.to(tl.float32), total.to(tl.float32)[None, :, :]
+            product, x_total = sums.to(tl.float32), total.to(tl.float32)[None, :]
             if HAS_ZERO:
-                product -= x_total * spread(zero_ptr, at, is_group)
-            acc += product * spread(scale_ptr, at, is_group)
+                product -= x_total * tl.load(zero_ptr + at, mask=is_group, other=0).to(tl.float32)
+            acc += product * tl.load(scale_ptr + at, mask=is_group, other=0.0).to(tl.float32)
             if HAS_OFFSET:
-                acc += x_total * spread(offset_ptr, at, is_group)
+                acc += x_total * tl.load(offset_ptr + at, mask=is_group, other=0.0).to(tl.float32)
         words = next_words
-        result = tl.sum(tl.sum(acc, axis=2) * step[None, :], axis=1)
+        result = tl.sum(acc * step[None, :], axis=1)
         if HAS_BIAS:
             result += tl.load(bias_ptr + first + time * made + local_rows, mask=is_row, other=0.0).to(
                 tl.float32
