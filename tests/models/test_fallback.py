@@ -110,6 +110,15 @@ def test_listing_and_explanation_say_that_it_is_the_fallback(tiny_model: Callabl
     assert json.loads(ask(*asked, "--json"))["implementation"] == FALLBACK
 
 
+def test_loading_shows_no_bar_of_transformers(
+    tiny_model: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_model("smollm3")
+    capsys.readouterr()
+    load_model(context(folder), lambda: read_tensors(folder))
+    assert "Loading weights" not in capsys.readouterr().err
+
+
 def test_drawn_weights_need_no_checkpoint(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("opt")
     (folder / "model.safetensors").rename(folder / "hidden")

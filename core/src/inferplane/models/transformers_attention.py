@@ -206,6 +206,7 @@ def install(decoder: torch.nn.Module, layers: Mapping[str, Hook]) -> None:
         setattr(decoder.get_submodule(name), _HOOK, layer)
 
 
+@torch.no_grad()
 def check_tokens_meet_in_attention(
     decoder: torch.nn.Module, names: list[str], vocab_size: int, device: torch.device
 ) -> None:

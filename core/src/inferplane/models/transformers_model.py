@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -229,14 +230,16 @@ def _filled(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> PreTrainedModel:
     """transformers renames, stacks and ties what older checkpoints have; it is told what to load, and reads no file."""
-    model, report = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(tensors),
-        dtype=dtype,
-        attn_implementation=ATTENTION,
-        output_loading_info=True,
-    )
+    stored = dict(tensors)
+    with _without_bars():
+        model, report = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=stored,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+        )
     faults = {
         "missing": report["missing_keys"],
         "unexpected": report["unexpected_keys"],
@@ -246,6 +249,24 @@ def _filled(
     if shown:
         raise ModelLoadError(f"the checkpoint does not fit {model_class.__name__}: {'; '.join(shown)}")
     return model
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Whoever wants a bar has seen ours while the tensors were read."""
+    from transformers.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        is_progress_bar_enabled,
+    )
+
+    was_enabled = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            enable_progress_bar()
 
 
 def _values_of(key: str, table: Any) -> Iterator[Any]:
