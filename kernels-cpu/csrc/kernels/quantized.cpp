@@ -8,7 +8,7 @@ namespace {
 
 // From here on the rows of activations outweigh turning the codes into tiles. Codes of 8 bits take no unpacking before.
 #if INFERPLANE_HAS_AMX
-constexpr int64_t kManyRowsOf4Bits = 9, kManyRowsOf8Bits = 16;
+constexpr int64_t kManyRowsOf4Bits = 9, kManyRowsOf8Bits = 12;
 #endif
 
 inline float widen_half(const uint8_t* from) {
