@@ -51,21 +51,15 @@ def _one_and_code(words, one, PLACE: tl.constexpr):
 
 
 @triton.jit
-def spread(ptr, at, mask):
-    """Numbers of ``[rows, blocks]`` as float32, for the words of each block."""
-    return tl.load(ptr + at, mask=mask, other=0).to(tl.float32)[:, :, None]
-
-
-@triton.jit
 def _add_scaled(
     acc, sums, total, at, mask, scale_ptr, zero_ptr, offset_ptr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr
 ):  # fmt: skip
-    """Adds a group's ``sums`` of codes times x, ``[rows, blocks, words]``, whose x alone sum up to ``total``."""
+    """Adds a group's ``sums`` of codes times x, ``[rows, quarters]`` of a block, whose x alone sum up to ``total``."""
     if HAS_ZERO:
-        sums -= total * spread(zero_ptr, at, mask)
-    acc += sums * spread(scale_ptr, at, mask)
+        sums -= total * tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
+    acc += sums * tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_OFFSET:
-        acc += total * spread(offset_ptr, at, mask)
+        acc += total * tl.load(offset_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return acc
 
 
@@ -100,27 +94,29 @@ def _int4_matvec(
     outs = program * (ROWS // halves) + locals // halves
     is_row = outs < num_out
     rows = (outs + locals % halves * num_out).to(tl.int64)
-    row_starts = rows[:, None, None] * (num_blocks * 16)
-    lanes = tl.arange(0, 16)
-    blocks = tl.arange(0, BLOCKS)
-    cells = (blocks[:, None] * 16 + lanes[None, :])[None, :, :]
+    row_starts = rows[:, None] * (num_blocks * 16)
+    # A thread has four neighbouring words of a row. Words lie in one dimension, so that every compiler gives the
+    # neighbours to a warp.
+    in_tile = tl.arange(0, 16 * BLOCKS)
+    quarters = tl.arange(0, 4 * BLOCKS)
+    cells = in_tile[None, :]
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
-    mask = is_row[:, None, None] & (blocks < num_blocks)[None, :, None]
+    mask = is_row[:, None] & (cells < num_blocks * 16)
     words = load_words(words_ptr + row_starts, cells, mask)
     begin(PDL)
-    acc = tl.zeros((ROWS, BLOCKS, 16), dtype=tl.float32)
-    squares = tl.zeros((BLOCKS, 16), dtype=tl.float32)
+    acc = tl.zeros((ROWS, 4 * BLOCKS), dtype=tl.float32)
+    squares = tl.zeros((16 * BLOCKS,), dtype=tl.float32)
     for start in range(0, num_blocks, BLOCKS):
         cells += BLOCKS * 16
-        mask = is_row[:, None, None] & (start + BLOCKS + blocks < num_blocks)[None, :, None]
+        mask = is_row[:, None] & (cells < num_blocks * 16)
         next_words = load_words(words_ptr + row_starts, cells, mask)
         for part in tl.static_range(groups_of_block):
             # x first: what the ones and the codes' zero add to a word's sum is then where the sum begins
-            total = tl.zeros((BLOCKS, 16), dtype=tl.float32)
-            ones = tl.zeros((BLOCKS, 16), dtype=tl.float32)
+            total = tl.zeros((16 * BLOCKS,), dtype=tl.float32)
+            ones = tl.zeros((16 * BLOCKS,), dtype=tl.float32)
             factors = ()
             for place in tl.static_range(part * places, (part + 1) * places):
-                columns = ((start + blocks) * 128 + place * 16)[:, None] + lanes[None, :]
+                columns = (start + in_tile // 16) * 128 + place * 16 + in_tile % 16
                 inside = columns < IN
                 x = load_x(x_ptr, residual_ptr, residual_out_ptr, columns, inside, program == 0, HAS_RESIDUAL)
                 if HAS_NORM:
@@ -130,19 +126,21 @@ def _int4_matvec(
                 factor = 16.0 if place < 4 else 256.0
                 ones += (factor + 8.0) * x
                 factors += (factor * x,)  # type: ignore[assignment]
-            sums = tl.zeros((ROWS, BLOCKS, 16), dtype=tl.float32) - ones[None, :, :]
+            sums = tl.zeros((ROWS, 16 * BLOCKS), dtype=tl.float32) - ones[None, :]
             for place in tl.static_range(places):
-                sums += _one_and_code(words, one, part * places + place) * factors[place][None, :, :]
-            group = ((start + blocks) * 128 + part * GROUP) // GROUP
+                sums += _one_and_code(words, one, part * places + place) * factors[place][None, :]
+            sums = tl.sum(tl.reshape(sums, (ROWS, 4 * BLOCKS, 4)), axis=2)
+            total = tl.sum(tl.reshape(total, (4 * BLOCKS, 4)), axis=1)
+            group = ((start + quarters // 4) * 128 + part * GROUP) // GROUP
             at = rows[:, None] * num_groups + group[None, :]
             is_group = is_row[:, None] & (group < num_groups)[None, :]
             acc = _add_scaled(
-                acc, sums, total[None, :, :], at, is_group, scale_ptr, zero_ptr, offset_ptr, HAS_ZERO, HAS_OFFSET
+                acc, sums, total[None, :], at, is_group, scale_ptr, zero_ptr, offset_ptr, HAS_ZERO, HAS_OFFSET
             )  # fmt: skip
         words = next_words
-    result = tl.sum(tl.sum(acc, axis=2), axis=1)
+    result = tl.sum(acc, axis=1)
     if HAS_NORM:
-        result *= tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / IN + eps)
+        result *= tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
     if HAS_BIAS:
         result += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
     if GATED:
