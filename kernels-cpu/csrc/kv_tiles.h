@@ -59,30 +59,13 @@ struct KV {
   }
 
   // Whether `store_panel` can be used.
-  bool stores_panels() const { return INFERPLANE_HAS_AVX512 && kPair<T> == 2 && is_tiled() && head_dim % 32 == 0; }
+  bool stores_panels() const { return has_panels() && is_tiled(); }
 
   // `store` for a panel of 16 tokens, whose slots begin with a multiple of 16 and follow one another.
-  void store_panel([[maybe_unused]] int64_t slot, [[maybe_unused]] int head, [[maybe_unused]] const T* const* keys,
-                   [[maybe_unused]] const T* const* values) const {
-#if INFERPLANE_HAS_AVX512
-    int offset = int(slot % block_size), token = offset % kTile;
+  void store_panel(int64_t slot, int head, const T* const* keys, const T* const* values) const {
+    int offset = int(slot % block_size);
     T* to_keys = block(slot / block_size, head) + offset / kTile * 2 * tile_size();
-    T* to_values = to_keys + tile_size();
-    to_keys += token * head_dim;
-    for (int dim = 0; dim < head_dim; dim += 32) {  // pairs are turned round as numbers of four bytes
-      const float* rows[16];
-      for (int row = 0; row < 16; ++row) rows[row] = reinterpret_cast<const float*>(keys[row] + dim);
-      transpose_16x16(rows, reinterpret_cast<float*>(to_keys + dim * 16), 16);
-    }
-    for (int dim = 0; dim < head_dim; dim += 16)
-      for (int row = 0; row < 16; row += 2) {
-        auto wide = [&](const T* from) {
-          return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + dim)));
-        };
-        __m512i pairs = _mm512_or_si512(wide(values[row]), _mm512_slli_epi32(wide(values[row + 1]), 16));
-        _mm512_storeu_si512(to_values + dim * kTile + (token + row) * 16, pairs);
-      }
-#endif
+    put_panel(to_keys, to_keys + tile_size(), offset % kTile, keys, values);
   }
 
   // The tile of tokens first to first + 32 of a request with these blocks, first a multiple of 32. Blocks with no token
@@ -105,6 +88,29 @@ struct KV {
   }
 
  private:
+  bool has_panels() const { return INFERPLANE_HAS_AVX512 && kPair<T> == 2 && head_dim % 32 == 0; }
+
+  // Writes 16 tokens from `token` on, a multiple of 16, into a tile. Only with `has_panels`.
+  void put_panel([[maybe_unused]] T* to_keys, [[maybe_unused]] T* to_values, [[maybe_unused]] int token,
+                 [[maybe_unused]] const T* const* keys, [[maybe_unused]] const T* const* values) const {
+#if INFERPLANE_HAS_AVX512
+    to_keys += token * head_dim;
+    for (int dim = 0; dim < head_dim; dim += 32) {  // pairs are turned round as numbers of four bytes
+      const float* rows[16];
+      for (int row = 0; row < 16; ++row) rows[row] = reinterpret_cast<const float*>(keys[row] + dim);
+      transpose_16x16(rows, reinterpret_cast<float*>(to_keys + dim * 16), 16);
+    }
+    for (int dim = 0; dim < head_dim; dim += 16)
+      for (int row = 0; row < 16; row += 2) {
+        auto wide = [&](const T* from) {
+          return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + dim)));
+        };
+        __m512i pairs = _mm512_or_si512(wide(values[row]), _mm512_slli_epi32(wide(values[row + 1]), 16));
+        _mm512_storeu_si512(to_values + dim * kTile + (token + row) * 16, pairs);
+      }
+#endif
+  }
+
   // Writes a key as column `token` of a tile of heads of `depth`.
   void put_key(T* keys, int depth, int token, const T* key) const {
     constexpr int kP = kPair<T>;
@@ -150,13 +156,25 @@ struct KV {
 
   Tile gather(const int32_t* blocks, int head, int first, int first_seen, int end, T* scratch) const {
     T *keys = scratch, *values = scratch + tile_size();
-    std::memset(static_cast<void*>(keys), 0, 2 * tile_size() * sizeof(T));
+    int begin = first_seen > first ? first_seen - first : 0, num_tokens = end - first < kTile ? end - first : kTile;
+    bool by_panels = has_panels();
+    if (begin > 0 || num_tokens < kTile || !by_panels) std::memset(static_cast<void*>(keys), 0, 2 * tile_size() * sizeof(T));
     int depth = round_up(head_dim, 16);
-    for (int token = first_seen > first ? first_seen - first : 0; token < kTile && first + token < end; ++token) {
-      int position = first + token, offset = position % block_size;
-      const T* key = block(blocks[position / block_size], head) + offset * head_dim;
-      put_key(keys, depth, token, key);
-      put_value(values, token, is_latent ? key : key + block_size * head_dim, head_dim);
+    const T *from_keys[kTile], *from_values[kTile];
+    for (int token = begin; token < num_tokens; ++token) {
+      int position = first + token;
+      from_keys[token] = block(blocks[position / block_size], head) + position % block_size * head_dim;
+      from_values[token] = is_latent ? from_keys[token] : from_keys[token] + block_size * head_dim;
+    }
+    for (int token = begin; token < num_tokens;) {
+      if (by_panels && token % 16 == 0 && token + 16 <= num_tokens) {
+        put_panel(keys, values, token, from_keys + token, from_values + token);
+        token += 16;
+        continue;
+      }
+      put_key(keys, depth, token, from_keys[token]);
+      put_value(values, token, from_values[token], head_dim);
+      ++token;
     }
     return {keys, values};
   }
