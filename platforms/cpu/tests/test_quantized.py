@@ -227,6 +227,11 @@ def test_the_choice_is_explained(tmp_path, asked: Mapping[str, str], dtype: str,
         ({"quantization_config": {"quant_method": "gptq"}}, "float32"),
         ({"quantization_config": {"quant_method": "fp8"}}, "bfloat16"),
         ({"quantization_config": {"quant_method": "gguf"}, "num_experts": 8}, "bfloat16"),
+        ({"quantization_config": {"quant_method": "gguf", "tensor_types": {"x": "Q4_K"}}}, "float32"),
+        (
+            {"quantization_config": {"quant_method": "gguf", "tensor_types": {"x": "Q4_K", "y": "IQ4_XS"}}},
+            "bfloat16",
+        ),
         (
             {
                 "quantization_config": {
@@ -245,6 +250,26 @@ def test_the_choice_is_explained(tmp_path, asked: Mapping[str, str], dtype: str,
             },
             "bfloat16",
         ),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {}}}, "bfloat16"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "torchao",
+                    "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}},
+                }
+            },
+            "float32",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "torchao",
+                    "quant_type": {"default": {"_type": "Float8WeightOnlyConfig", "_data": {}}},
+                }
+            },
+            "bfloat16",
+        ),
+        ({"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}}, "bfloat16"),
     ],
     ids=str,
 )

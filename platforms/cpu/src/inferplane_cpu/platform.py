@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 PREFIX_CACHE_BYTES = 256 << 20
 
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
-
-
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def holds_whole_numbers(quantization: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's method stores what `CpuQuantizedLinear` multiplies by."""
-    method, groups = quantization.get("quant_method"), quantization.get("config_groups")
-    if method != "compressed-tensors" or not isinstance(groups, dict):
-        return method in ("gguf", "gptq", "awq")
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
-    return all(isinstance(each, dict) and each.get("type") == "int" for each in weights)
+    """Whether a checkpoint's method stores only what `CpuQuantizedLinear` multiplies by. Sees the configuration as it
+    was written, which may be wrong: that is said where the format reads it."""
+    match quantization:
+        case {"quant_method": "gguf"}:  # codes of the IQ types name numbers of a table
+            return not any(kind.startswith("IQ") for kind in quantization.get("tensor_types", {}).values())
+        case {"quant_method": "gptq" | "awq"}:
+            return True
+        case {"quant_method": "compressed-tensors", "config_groups": {**groups}}:
+            return bool(groups) and all(map(_has_whole_weights, groups.values()))
+        case {"quant_method": "torchao", "quant_type": {"default": {"_type": str(kind)}}}:
+            return kind.startswith("Int")
+    return False
+
+
+def _has_whole_weights(group: object) -> bool:
+    match group:
+        case {"weights": {"type": "int"}}:
+            return True
+    return False
 
 
 class CpuPlatform(Platform):

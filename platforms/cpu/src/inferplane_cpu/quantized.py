@@ -20,7 +20,7 @@ _LEAST_GROUP, _WIDE_GROUP = 16, 32
 
 class CpuQuantizedLinear(QuantizedLinearKernel):
     """Whole numbers of up to 8 bits with scales by channel or group: GGUF, GPTQ, AWQ, and the integer schemes of
-    compressed-tensors. Activations are float32, and multiplied in 16-bit fixed point."""
+    compressed-tensors and torchao. Activations are float32, and multiplied in 16-bit fixed point."""
 
     name = "cpu_quantized"
     priority = 10
