@@ -127,6 +127,21 @@ def test_float32_activations_lose_next_to_nothing(at: str, bits: int, num_rows: 
 
 
 @pytest.mark.parametrize("at", LEVELS)
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_few_codes_around_a_minimum(at: str, num_rows: int) -> None:
+    """Half a scale off: numbers of either sign are equally large, so that a step of codes is most of the largest."""
+    codes = torch.randint(126, 130, (50, 96), dtype=torch.uint8)
+    scale = (torch.rand(50, 3) + 0.5).half()
+    product = QuantizedProduct(
+        codes, scale, scale / 2, None, in_features=96, bits=8, zero=128, group=32, at=at
+    )
+    weight = (codes.float() - 127.5) * scale.float().repeat_interleave(32, 1)
+    x = torch.randn(num_rows, 96)
+    want = x.double() @ weight.double().T
+    assert (product(x).double() - want).norm() < 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("at", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 3, 50])
 @pytest.mark.parametrize("out_features", [64, 96, 70])

@@ -21,7 +21,7 @@ constexpr int64_t kPanelBytes = 512 << 10;      // of strips as bytes: a part of
 constexpr int kMostSteps = 6;  // of depth, with a scale for each row: 32 rows and a strip fit in the first-level cache
 
 constexpr float kLargest = 127 * 256 + 127;  // whose high byte is 127
-// Of the matrix: what is left keeps the factors of codes, of which the span is twice that, in 16 bits.
+// Of the matrix: what is left keeps the factors of codes, whose span of 16 or more is twice that, in 16 bits.
 constexpr float kLargestWeight = 30000;
 
 // Tiles' bytes of the depth lie in the order in which halves of words of codes give them: column 0, 2, 1, 3 of each four.

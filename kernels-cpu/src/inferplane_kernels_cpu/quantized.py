@@ -184,9 +184,10 @@ class QuantizedProduct:
 
 
 def _spare_bits(codes: torch.Tensor) -> int:
-    """Of signed numbers that hold how far the codes are from 128."""
+    """Of signed numbers that hold how far the codes are from 128. Never fewer than 4 are left to them: with a minimum,
+    factors of still fewer would not fit in 16 bits."""
     lowest, highest = (int(code) - 128 for code in codes.aminmax())
-    return 7 - max(-lowest - 1, highest, 0).bit_length()
+    return min(4, 7 - max(-lowest - 1, highest, 0).bit_length())
 
 
 def _fits_half(values: torch.Tensor) -> bool:
