@@ -164,10 +164,13 @@ def test_the_http_page_explains_every_field():
 
 
 def test_the_http_page_lists_exactly_the_metrics():
+    from msgspec.structs import replace
+
     from inferplane.engine.stats import EngineStats
     from inferplane_server.metrics import ServerMetrics
 
-    exposition = ServerMetrics(EngineStats.at_start).render().decode()
+    stats = replace(EngineStats.at_start(), expert_tokens={"layers.0.gate": [1]})
+    exposition = ServerMetrics(lambda: stats).render().decode()
     exported = set(re.findall(r"^# TYPE (inferplane_\w+)", exposition, re.M))
     documented = set(re.findall(r"`(inferplane_\w+)`", http_page()))
     assert documented == {name for name in exported if not name.endswith("_created")}

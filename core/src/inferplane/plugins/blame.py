@@ -31,7 +31,8 @@ class Blame:
 def blame(error: BaseException) -> Blame | None:
     """The plugin that raised ``error``, or called a library that did. None where the core did last, or nobody.
 
-    An error that is raised in the core about what a plugin handed over is not traced to the plugin.
+    An error that is raised in the core about what a plugin handed over is not traced to the plugin. Nor is one of a
+    package that has no entry point, which plugins share, where the core calls it itself.
     """
     owners = {entry.module.partition(".")[0]: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     frames = [

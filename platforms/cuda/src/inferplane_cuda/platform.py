@@ -19,7 +19,8 @@ class CudaPlatform(AcceleratorPlatform):
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
     ) -> ConfigPatch:
-        """As those of all accelerators, with blocks that suit the attention of prompts."""
+        """As those of all accelerators, with blocks that suit FlashAttention where it is installed and the GPU and the
+        dtype suit it. Whether the model's layers do is not known here."""
         patch = super().config_defaults(args, device, checkpoint_dtype)
         dtype = patch["dtype"] if args.dtype == "auto" else args.dtype
         is_flash = (
