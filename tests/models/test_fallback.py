@@ -130,6 +130,20 @@ def test_drawn_weights_need_no_checkpoint(tiny_model: Callable[[str], Path]) -> 
     assert len(output.outputs[0].token_ids) == 4
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_experts_are_multiplied_as_transformers_chooses(
+    load_format: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """The way that the meta device needs would gather a whole expert for each token."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_model("ernie_moe")
+    model: Any = build_model(context(folder, load_format=load_format))
+    model.load_weights(read_tensors(folder))
+    chosen = AutoModelForCausalLM.from_pretrained(folder).config._experts_implementation
+    assert model._whole.config._experts_implementation == chosen != "batched_mm"
+
+
 def test_tensors_that_do_not_fit_are_named(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("smollm3")
     tensors = dict(read_tensors(folder))
@@ -181,6 +195,11 @@ def test_settings_that_it_cannot_follow_are_refused(tiny_model: Callable[[str], 
         run_ranks(2, lambda comm: build_model(context(folder, comm=comm)))
     with pytest.raises(ConfigError, match="leave out fp8_e4m3"):
         build_model(context(folder, kv_dtype="fp8_e4m3"))
+    plain = context(folder)
+    counting = replace(plain, config=replace(plain.config, count_expert_tokens=True))
+    with pytest.raises(ConfigError, match="whose routers are not counted: leave it out") as raised:
+        build_model(counting)
+    assert raised.value.option == "count_expert_tokens"
 
 
 def test_tokens_that_mix_outside_of_attention_are_found() -> None:
@@ -195,4 +214,7 @@ def test_tokens_that_mix_outside_of_attention_are_found() -> None:
     check_tokens_meet_in_attention(decoder, [], 8, torch.device("cpu"))
     decoder.share = 0.1
     with pytest.raises(ModelLoadError, match="mixes neighbouring tokens outside of attention"):
+        check_tokens_meet_in_attention(decoder, [], 8, torch.device("cpu"))
+    decoder.share = float("nan")
+    with pytest.raises(ModelLoadError, match=r"Mixing .* not finite in torch\.float32: use another --dtype"):
         check_tokens_meet_in_attention(decoder, [], 8, torch.device("cpu"))

@@ -213,17 +213,17 @@ def check_tokens_meet_in_attention(
     """Tokens of all requests lie in one row, so that nothing but attention may look from one to another.
 
     With attention that sees nothing but each token itself, a token's hidden state must not change with its neighbours.
-    Raises `ModelLoadError` where it does.
+    Raises `ModelLoadError` where it does, or is not finite.
     """
     install(decoder, dict.fromkeys(names, _own_values))
     positions = torch.arange(4, device=device).unsqueeze(0)
-    rows = [[1, 2, 3, 4], [5, 2, 6, 4]]
-    first, second = (
-        run_decoder(decoder, torch.tensor([row], device=device) % vocab_size, positions)
-        .last_hidden_state[0, 1::2]
-        .float()
-        for row in rows
-    )
+    rows = [torch.tensor([row], device=device) % vocab_size for row in ([1, 2, 3, 4], [5, 2, 6, 4])]
+    hidden = torch.cat([run_decoder(decoder, row, positions).last_hidden_state for row in rows])
+    if not hidden.isfinite().all():
+        raise ModelLoadError(
+            f"{type(decoder).__name__} gives numbers that are not finite in {hidden.dtype}: use another --dtype"
+        )
+    first, second = hidden[:, 1::2].float()
     # products of other shapes, as experts have them, may round in another way
     if not torch.allclose(first, second, rtol=0, atol=0.02 * float(first.abs().max())):
         raise ModelLoadError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,8 +53,11 @@ class TransformersModel(Model):
         _check_class(architecture)
         _check_config(self._config, architecture)
         with torch.device("meta"):
-            # experts by one product each would ask the meta device for the tokens of each
-            self._whole = _from_config(self._config, ctx.dtype, experts_implementation="batched_mm")
+            # Experts by one product each would ask the meta device for the tokens of each. transformers writes the
+            # choice into the configuration it is given, and by it a model that runs would gather experts by token.
+            self._whole = _from_config(
+                copy.deepcopy(self._config), ctx.dtype, experts_implementation="batched_mm"
+            )
         _check_model(self._whole, architecture)
         self._decoder: torch.nn.Module = self._whole.get_decoder()
         self._place = _place(self._whole, self._decoder)
@@ -152,6 +156,12 @@ def _check_settings(ctx: BuildContext, architecture: str) -> None:
             "kv_cache_dtype",
             f"{architecture} has no model file and runs by transformers' implementation, which has no scales of keys "
             f"and values: leave out {ctx.config.kv_dtype}",
+        )
+    if ctx.config.count_expert_tokens:
+        raise ConfigError(
+            "count_expert_tokens",
+            f"{architecture} has no model file and runs by transformers' implementation, whose routers are not "
+            "counted: leave it out",
         )
 
 
