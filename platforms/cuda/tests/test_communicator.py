@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory
 
 from inferplane.api import ProcessGroup
-from inferplane_cuda.communicator import CudaCommunicator, is_small
+from inferplane_cuda.communicator import CudaCommunicator, have_access, is_small
 
 NUM_RANKS = 2
 SIZES = (8, 4096, 32 * 4096, 65 * 8192, 7)
@@ -22,6 +25,67 @@ def test_what_one_kernel_sums_up() -> None:
     assert not is_small(torch.zeros(7, dtype=torch.bfloat16), 64)
     assert not is_small(torch.zeros(0, dtype=torch.float32), 64)
     assert not is_small(torch.zeros(8, dtype=torch.float16), 64)
+
+
+@pytest.fixture
+def without_nccl(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Any process joins; each collective is one to set."""
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **options: None)
+    return monkeypatch
+
+
+def test_all_ranks_share_or_none(without_nccl: pytest.MonkeyPatch) -> None:
+    """Of three GPUs the middle one can read both others, which cannot read each other."""
+    without_nccl.setattr(torch.cuda, "can_device_access_peer", lambda one, other: abs(one - other) == 1)
+    assert have_access(range(1, 3)) and not have_access(range(1, 4))
+    for rank in range(3):
+        comm = CudaCommunicator(ProcessGroup(rank, 3, "file:///none"), torch.device("cuda", 1 + rank))
+        assert comm._shared is None
+
+
+@pytest.mark.parametrize("failing", ["empty", "rendezvous", "a peer", "the group", None])
+def test_memory_that_cannot_be_shared(failing: str | None, without_nccl: pytest.MonkeyPatch) -> None:
+    """No rank waits in a rendezvous that another one does not come to, and a group that fails is left."""
+    calls: list[Any] = []
+
+    def call(name: str) -> None:
+        calls.append(name)
+        if name == failing:
+            raise RuntimeError(name)
+
+    def empty(*shape: int, **options: Any) -> torch.Tensor:
+        call("empty")
+        return torch.zeros(*shape, **options)
+
+    def all_reduce(tensor: torch.Tensor, op: Any) -> None:
+        call("the group")
+        calls.append(tensor.item())
+        if failing == "a peer":
+            tensor.zero_()
+
+    without_nccl.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    without_nccl.setattr(_symmetric_memory, "empty", empty)
+    without_nccl.setattr(_symmetric_memory, "rendezvous", lambda *args: call("rendezvous"))
+    without_nccl.setattr(dist, "all_reduce", all_reduce)
+    without_nccl.setattr(CudaCommunicator.__base__, "close", lambda self: calls.append("close"))
+    group, device = ProcessGroup(0, 2, "file:///none"), torch.device("cpu", 0)
+    if failing == "the group":
+        with pytest.raises(RuntimeError, match="the group"):
+            CudaCommunicator(group, device)
+    else:
+        assert (CudaCommunicator(group, device)._shared is not None) == (failing is None)
+    asked = ["empty", "the group"]
+    assert (
+        calls
+        == {
+            "empty": [*asked, 0],
+            "a peer": [*asked, 1],
+            "the group": [*asked, "close"],
+            "rendezvous": [*asked, 1, "rendezvous", "the group", 0],
+            None: [*asked, 1, "rendezvous", "the group", 1],
+        }[failing]
+    )
 
 
 def part_of(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:

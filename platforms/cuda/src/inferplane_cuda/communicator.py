@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +32,13 @@ class CudaCommunicator(TorchCommunicator):
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         """``device``: this rank's; rank r has the r-th from that of rank 0 on, on one machine."""
         super().__init__(group, "nccl")
-        self._shared = self._share(device)
+        self._shared: torch.Tensor | None = None
         """uint8, of which every rank can read every other's; None where it cannot."""
+        try:
+            self._shared = self._share(device)
+        except BaseException:
+            self.close()
+            raise
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._shared is None or not is_small(tensor, len(self._shared)):
@@ -50,14 +56,12 @@ class CudaCommunicator(TorchCommunicator):
 
     def _share(self, device: torch.device) -> torch.Tensor | None:
         first = device.index - self.rank
-        others = [first + rank for rank in range(self.world_size) if rank != self.rank]
-        if self.world_size < 2 or not all(
-            torch.cuda.can_device_access_peer(device.index, each) for each in others
-        ):
+        # what follows are collectives, so that a rank asks about the others' pairs, too: all decide alike
+        if self.world_size < 2 or not have_access(range(first, first + self.world_size)):
             return None
         # what is read here are ordinary addresses of the peers; setting up multicast would be for nothing
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-        shared, error = None, None
+        error: Exception | None = None
         try:
             from torch.distributed import _symmetric_memory
 
@@ -66,15 +70,28 @@ class CudaCommunicator(TorchCommunicator):
                 dtype=torch.uint8,
                 device=device,
             )
-            _symmetric_memory.rendezvous(shared, dist.group.WORLD)
-        except Exception as raised:  # of a driver, a container without the right, or another torch
+        except Exception as raised:  # of a driver, or another torch
             error = raised
-        can_all = torch.tensor([error is None], dtype=torch.int32, device=device)
-        dist.all_reduce(can_all, dist.ReduceOp.MIN)
-        if not can_all.item():
-            logger.info("sums between ranks are all NCCL's: memory cannot be shared (%s)", error or "a peer")
-            return None
-        return shared
+        if self._can_all(error, device):  # else some would wait for the others in the rendezvous
+            try:
+                _symmetric_memory.rendezvous(shared, dist.group.WORLD)
+            except Exception as raised:  # of a driver, or a container without the right
+                error = raised
+            if self._can_all(error, device):
+                return shared
+        logger.info("sums between ranks are all NCCL's: memory cannot be shared (%s)", error or "a peer")
+        return None
+
+    def _can_all(self, error: Exception | None, device: torch.device) -> bool:
+        """Whether no rank has an error."""
+        can = torch.tensor([error is None], dtype=torch.int32, device=device)
+        dist.all_reduce(can, dist.ReduceOp.MIN)
+        return bool(can.item())
+
+
+def have_access(devices: range) -> bool:
+    """Whether each of these GPUs can read the memory of all others."""
+    return all(torch.cuda.can_device_access_peer(one, other) for one, other in permutations(devices, 2))
 
 
 def is_small(tensor: torch.Tensor, num_bytes: int) -> bool:
