@@ -106,6 +106,16 @@ def test_equal_logits_are_kept_together(device: torch.device) -> None:
     assert set(tokens) == {7, 100, 290} and not any(wrong)
 
 
+def test_a_share_of_nearly_nothing_keeps_the_likeliest(device: torch.device) -> None:
+    """1e-46 is 0 in float32, and 1e-40 where denormal numbers are."""
+    torch.manual_seed(5)
+    logits = torch.randn(4, 300)
+    floats, ints = settings_of(4, 300)
+    floats[1] = torch.tensor([1e-46, 1e-40, 1e-30, 1e-6])
+    tokens, wrong = draw_token(logits.to(device), floats.to(device), ints.to(device)).tolist()
+    assert tokens == logits.argmax(1).tolist() and not any(wrong)
+
+
 def test_rows_that_leave_nothing(device: torch.device) -> None:
     logits = torch.randn(5, 400, device=device)
     logits[0] = -math.inf

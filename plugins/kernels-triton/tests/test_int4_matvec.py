@@ -131,6 +131,20 @@ def test_fixed_point_is_finer_than_half_precision(device: torch.device):
 
 
 @both
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_a_number_stays_so(matvec: Matvec, wrong: float, device: torch.device):
+    """A broken activation ends in an error, not in likely tokens."""
+    torch.manual_seed(0)
+    weight, _ = drawn_int4(4, 512, 128, device)
+    for place in (0, 77, 300, 511):
+        x = torch.randn(1, 512, device=device)
+        x[0, place] = wrong
+        norm = NormBefore(torch.ones(512, device=device), EPS)
+        for before in (None, norm):
+            assert not matvec(x, weight, norm=before, config=SMALL[matvec]).isfinite().any()
+
+
+@both
 def test_other_rows_and_columns(matvec: Matvec):
     weight, _ = drawn_int4(4, 256, 128, torch.device("cpu"))
     with pytest.raises(ValueError, match="x has 2 rows, needs 1"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -124,6 +126,12 @@ def test_products_share_the_space_they_write_weights_to(device: torch.device) ->
     assert large.numel() >= 1 << 20
     assert space_for(OUT * IN, device) is space_for(1 << 20, device) is large
     assert small.numel() >= OUT * IN
+
+
+def test_the_space_goes_with_the_last_product_that_holds_it(device: torch.device) -> None:
+    kept = weakref.ref(space_for(1 << 22, device))
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.gpu

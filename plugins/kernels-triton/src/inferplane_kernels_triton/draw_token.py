@@ -28,6 +28,8 @@ SIGNIFICANT_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
+LEAST_WANTED = tl.constexpr(1e-30)
+"""Of weight: the largest logit has 1, but a top_p that is 0 in float32 asks for none."""
 
 
 @triton.jit
@@ -144,7 +146,7 @@ def _draw_token(
         for start in tl.range(0, vocab_size, TILE, num_stages=STAGES):
             total += _weights(_load(row_ptr, start, vocab_size, TILE), largest, rate, floor, 0.0)
         # more than there is where all are kept
-        wanted = tl.where(top_p < 1.0, top_p * tl.sum(total, axis=0), float("inf"))
+        wanted = tl.where(top_p < 1.0, tl.maximum(top_p * tl.sum(total, axis=0), LEAST_WANTED), float("inf"))
         floor = _last_kept(row_ptr, vocab_size, largest, rate, floor, wanted, True, PASSES, TILE)
     first_time = float("inf")
     first_block = 0

@@ -137,6 +137,9 @@ def _x_in_fixed_point(
     largest = tl.maximum(_largest(n[0], n[1], n[2], n[3]), _largest(n[4], n[5], n[6], n[7]))  # type: ignore[misc]
     step = tl.maximum(tl.max(tl.reshape(largest, (4 * BLOCKS, 4)), axis=1), 1e-30) / LARGEST
     per_step = tl.reshape(tl.broadcast_to((1.0 / step)[:, None], (4 * BLOCKS, 4)), (16 * BLOCKS,))
+    # fixed point has no word for what is not a number, and maxima pass over it: the step keeps it
+    odd = (n[0] + n[1] + n[2] + n[3] + n[4] + n[5] + n[6] + n[7]) * 0.0  # type: ignore[misc]
+    step += tl.sum(tl.reshape(odd, (4 * BLOCKS, 4)), axis=1)
     if HAS_NORM:
         step *= tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
     lower_first, upper_first = _in_fixed_point(n[0], n[1], n[2], n[3], per_step)  # type: ignore[misc]

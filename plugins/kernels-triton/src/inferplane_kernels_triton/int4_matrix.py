@@ -88,10 +88,6 @@ class Int4Matrix:
     def out_features(self) -> int:
         return len(self.words)
 
-    @property
-    def num_groups(self) -> int:
-        return self.scale.shape[1]
-
     def check(self, x: torch.Tensor) -> None:
         """Raises ValueError where ``x: [num_tokens, in_features]`` has other columns, or they are not contiguous."""
         require_unit_stride(x=x)

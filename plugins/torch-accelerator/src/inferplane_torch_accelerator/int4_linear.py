@@ -13,8 +13,6 @@ from inferplane_torch_accelerator.act_order import Reordered, by_group
 from inferplane_torch_accelerator.launch import Launch
 
 DTYPES = (torch.bfloat16, torch.float16)
-_BLOCK = 128
-_SMALL_GROUPS = (16, 32, 64)
 
 
 class Int4Linear(QuantizedLinearKernel):
@@ -34,10 +32,11 @@ class Int4Linear(QuantizedLinearKernel):
             return "multiplies whole numbers of up to 4 bits only"
         if shape.dtype not in DTYPES:
             return f"multiplies bfloat16 and float16 activations, not {shape.dtype}"
-        group = scheme.granularity.columns
-        if group is not None and group not in _SMALL_GROUPS and group % _BLOCK:
-            return f"groups should be of 16, 32, 64 or a multiple of {_BLOCK} columns, not {group}"
-        return cls.launch.why_not()
+        if reason := cls.launch.why_not():
+            return reason
+        from inferplane_kernels_triton.int4_matrix import unsupported_group
+
+        return unsupported_group(scheme.granularity.columns)
 
     @classmethod
     def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:

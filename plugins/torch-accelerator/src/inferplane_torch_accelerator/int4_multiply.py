@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.functional import linear
@@ -95,21 +96,22 @@ class Int4Multiply(FusedProduct):
 
 
 @dataclass(frozen=True)
-class FewRowsChoice:
+class Int4FewRowsChoice:
     config: Int4MatmulConfig
     workspace: MatmulWorkspace | None
 
 
-def few_rows(kernel: str, matrix: Int4Matrix, width: int, launch: Launch) -> FewRowsChoice:
+def few_rows(kernel: str, matrix: Int4Matrix, width: int, launch: Launch) -> Int4FewRowsChoice:
     """How up to ``width`` rows are multiplied."""
     out_features = matrix.out_features
     default = Int4MatmulConfig.default(width, out_features)
     config = launch.config(kernel, (width, out_features, matrix.in_features), default, matrix.words)
     space = shared_workspace(matrix.words.device, out_features, config.splits) if config.splits > 1 else None
-    return FewRowsChoice(config, space)
+    return Int4FewRowsChoice(config, space)
 
 
-_spaces: dict[torch.device, torch.Tensor] = {}
+_spaces: WeakValueDictionary[torch.device, torch.Tensor] = WeakValueDictionary()
+"""Held by the products alone, so that their memory goes with the last one."""
 
 
 def space_for(num_weights: int, device: torch.device) -> torch.Tensor:
