@@ -373,9 +373,7 @@ def run_short_schedule(seed: int) -> SimulatedEngine:
     return engine
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
-)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_ten_thousand_short_schedules(part: int) -> None:
     for seed in range(part * MANY // PARTS, (part + 1) * MANY // PARTS):
         try:
