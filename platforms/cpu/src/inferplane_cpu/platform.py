@@ -65,8 +65,13 @@ class CpuPlatform(Platform):
             "block_size": 32,
             "max_num_seqs": 128,
             "max_num_batched_tokens": 1024,
+            "max_num_mixed_prompt_tokens": 512,
         }
-        reasons = {"max_num_batched_tokens": "a longer step would keep others waiting and gain 1 %"}
+        reasons = {
+            "max_num_batched_tokens": "a longer step would keep others waiting and gain 1 %",
+            "max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token; offline (LLM) "
+            "there is no limit",
+        }
         if args.kv_cache_bytes is None and args.memory_share is None:
             values["prefix_cache_bytes"] = PREFIX_CACHE_BYTES
             reasons["prefix_cache_bytes"] = "memory that requests no longer use is left to other programs"
