@@ -96,6 +96,11 @@ def source_files() -> tuple[Path, ...]:
     return tuple(python_files(*folders))
 
 
+def native_files() -> list[Path]:
+    """What is compiled for a processor: files of any `csrc`."""
+    return [path for path in text_files() if "csrc" in path.relative_to(ROOT).parts]
+
+
 def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 

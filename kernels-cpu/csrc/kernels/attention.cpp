@@ -2,40 +2,22 @@
 // tokens.
 //
 // The query heads that share a KV head are rows of one matrix, so that each key and value is read once for all of them:
-// row i of a request is token i / group, head i % group. A request with many rows is cut into tiles of 32 of them, one
-// with few into pieces of its keys, which are put together at the end. Either is cut at fixed places, so that a
+// row i of a request is token i / group, head i % group. A request with many rows is cut into parts of kMostRows of
+// them, one with few into pieces of its keys, which are put together at the end. Either is cut at fixed places, so that a
 // request's result does not depend on what else is in the step, or on the number of threads.
 //
 // With AMX, many rows by keys and values of float16 are multiplied in halves, a high and a low bfloat16 number each: high
 // by high, low by high and high by low are one product of three times the depth.
 #include <type_traits>
 
+#include "attention_step.h"
+#include "attention_weights.h"
 #include "heads.h"
 #include "panel_product.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
-
-// As `LayerShape` in native_attention.py.
-struct LayerShape {
-  int32_t num_heads, num_kv_heads, head_dim, block_size;
-  int32_t window, chunk;  // 0 where there is none
-  float scale, soft_cap;  // soft_cap 0 where there is none
-  int32_t is_latent;      // keys are values, too
-};
-
-// As `_Step` in native_attention.py. What lies at the addresses is read at every call.
-struct Step {
-  const int32_t* block_table;  // [num_reqs, table_stride]
-  const int32_t* seq_lens;     // [num_reqs]
-  const int32_t* query_start;  // [num_reqs + 1]
-  const int64_t* slots;        // [num_tokens]
-  int64_t table_stride;
-  int32_t num_reqs, num_tokens;
-};
-
 namespace {
 
-constexpr int kChunk = 256;  // keys whose scores are computed at a time; a piece is one chunk
 constexpr int kTilesPerChunk = kChunk / kTile;
 constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are done sooner as they are
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
@@ -49,38 +31,6 @@ struct Item {
   int32_t piece, num_pieces;
   int64_t partial;  // where the request's pieces lie, in floats
 };
-
-// Results of one piece: what is not yet divided by the softmax's denominator.
-struct Softmax {
-  float* sums;     // [num_rows, padded_dim]
-  float* highest;  // [num_rows]: the highest exponent of 2 among the scores
-  float* weights;  // [num_rows]: the denominator
-};
-
-// Where the weights of a row go.
-template <class T>
-struct PlainWeights {
-  Left<T>* row;
-  void put(int at, Vec values) const { store(row + at, values); }
-  void put_both(int at, Vec first, Vec second) const { store_both(row + at, first, second); }
-};
-
-#if INFERPLANE_HAS_AMX
-// Two sections of num_keys: high halves, and low ones.
-struct SplitWeights {
-  bf16* row;
-  int num_keys;
-  void put(int at, Vec values) const {
-    Halves halves = halves_of(values);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + at), halves.high);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + num_keys + at), halves.low);
-  }
-  void put_both(int at, Vec first, Vec second) const {
-    put(at, first);
-    put(at + 16, second);
-  }
-};
-#endif
 
 // T: of keys and values as they are stored. X: of queries and results.
 template <class T, class X>
@@ -134,20 +84,14 @@ class Attention {
  private:
   static size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-  int first_visible(int position) const {
-    if (layer_.window > 0) return position < layer_.window ? 0 : position - layer_.window + 1;
-    return layer_.chunk > 0 ? position / layer_.chunk * layer_.chunk : 0;
-  }
-
   template <class Fn>
   void for_each_item(const Fn& fn) const {
     int64_t partial = 0;
     for (int req = 0; req < step_.num_reqs; ++req) {
-      int num_queries = step_.query_start[req + 1] - step_.query_start[req], seq_len = step_.seq_lens[req];
-      int past = seq_len - num_queries, num_rows = num_queries * group_;
+      int seq_len = step_.seq_lens[req], past = step_.past(req), num_rows = step_.num_queries(req) * group_;
       if (num_rows <= kMostRows<T>) {
         if (num_rows == 0) continue;
-        int first_seen = first_visible(past), first = first_seen / kTile * kTile;
+        int first_seen = layer_.first_visible(past), first = first_seen / kTile * kTile;
         int num_pieces = (seq_len - 1) / kChunk - first / kChunk + 1;
         for (int piece = 0; piece < num_pieces; ++piece) {
           int begin = piece == 0 ? first : (first / kChunk + piece) * kChunk;
@@ -160,7 +104,7 @@ class Attention {
       // the longest first, so that the last task of the step is a short one
       for (int row = (num_rows - 1) / kMostRows<T> * kMostRows<T>; row >= 0; row -= kMostRows<T>) {
         int last = row + kMostRows<T> < num_rows ? row + kMostRows<T> : num_rows;
-        int first_seen = first_visible(past + row / group_), end = past + (last - 1) / group_ + 1;
+        int first_seen = layer_.first_visible(past + row / group_), end = past + (last - 1) / group_ + 1;
         fn(Item{req, row, last - row, first_seen / kTile * kTile, end, first_seen, 0, 1, 0});
       }
     }
@@ -281,8 +225,8 @@ class Attention {
       Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_, 1};
       multiply<T>(item.num_rows, space.queries, left_stride_, keys, space.scores + tile * kTile, kChunk, false);
     }
-    weigh(item, first, num_tiles * kTile, is_first, space,
-          [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
+    scores(item, first, num_tiles * kTile, space)
+        .weigh(space.softmax, is_first, [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
     Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile, num_tiles};
     multiply<T>(item.num_rows, space.weights, kChunk, columns, space.softmax.sums, padded_dim_, !is_first);
   }
@@ -306,109 +250,17 @@ class Attention {
                      {keys, 3, padded_dim_, 2, 16 * padded_dim_, 2}, space.scores + tile * kTile, kChunk, false);
     }
     auto weights = reinterpret_cast<bf16*>(space.weights);
-    weigh(item, first, num_tiles * kTile, is_first, space,
-          [&](int row) { return SplitWeights{weights + row * 2 * kChunk, num_tiles * kTile}; });
+    scores(item, first, num_tiles * kTile, space).weigh(space.softmax, is_first, [&](int row) {
+      return SplitWeights{weights + row * 2 * kChunk, num_tiles * kTile};
+    });
     multiply<bf16>(item.num_rows, weights, 2 * kChunk,
                    {values, 3 * num_tiles, kTile, padded_dim_ / 16, 16 * kTile, 2 * num_tiles}, space.softmax.sums, padded_dim_, !is_first);
   }
 #endif
 
-  // Turns the scores of `num_keys` keys from `first` on into weights, and scales what was summed before.
-  // `weights_of(row)` takes the weights of a row.
-  template <class WeightsOf>
-  void weigh(const Item& item, int first, int num_keys, bool is_first, const Workspace& space,
-             const WeightsOf& weights_of) const {
-    for (int row = 0; row < item.num_rows; row += 16)
-      weigh_rows(item, row, first, num_keys, is_first, space, weights_of);
-  }
-
-  // Of up to 16 rows, whose numbers are lanes of one vector.
-  template <class WeightsOf>
-  void weigh_rows(const Item& item, int first_row, int first, int num_keys, bool is_first, const Workspace& space,
-                  const WeightsOf& weights_of) const {
-    float factor = layer_.soft_cap > 0 ? kLog2E : layer_.scale * kLog2E;
-    int num_queries = step_.query_start[item.req + 1] - step_.query_start[item.req];
-    int past = step_.seq_lens[item.req] - num_queries;
-    int num_rows = item.num_rows - first_row < 16 ? item.num_rows - first_row : 16;
-    float* scores = space.scores + first_row * kChunk;
-    Vec lanes[16];
-    int from[16], to[16];  // keys that a row sees, to whole vectors
-    for (int row = 0; row < num_rows; ++row) {
-      int position = past + (item.first_row + first_row + row) / group_;
-      int low = first_visible(position) - first, high = position + 1 - first;
-      if (low < 0) low = 0;
-      if (high > num_keys) high = num_keys;
-      from[row] = low / 16 * 16;
-      to[row] = high > low ? round_up(high, 16) : from[row];
-      lanes[row] = all_of(-__builtin_inff());
-      if (to[row] == from[row]) continue;
-      float* own = scores + row * kChunk;
-      if (layer_.soft_cap > 0) cap(own, from[row], to[row]);
-      for (int at = from[row]; at < low; ++at) own[at] = -__builtin_inff();
-      for (int at = high; at < to[row]; ++at) own[at] = -__builtin_inff();
-      lanes[row] = highest_of(own, from[row], to[row]);
-    }
-    for (int row = num_rows; row < 16; ++row) lanes[row] = all_of(0);
-    float *highest = space.softmax.highest + first_row, *sums = space.softmax.weights + first_row;
-    Vec before = load(highest), now = max(before, max_of_each(lanes) * all_of(factor));
-    // a row that has seen nothing yet has minus infinity, from which nothing can be subtracted
-    Vec shift = all_of(0) - max(now, all_of(-__FLT_MAX__)), scaled = exp2(before + shift);
-    store(highest, now);
-    float shifts[16], scales[16], befores[16];
-    store(shifts, shift);
-    store(scales, scaled);
-    store(befores, before);
-    for (int row = 0; row < num_rows; ++row) {
-      auto own = weights_of(first_row + row);
-      for (int at = 0; at < from[row]; at += 16) own.put(at, all_of(0));
-      for (int at = to[row]; at < num_keys; at += 16) own.put(at, all_of(0));
-      lanes[row] = raise(scores + row * kChunk, own, from[row], to[row], factor, shifts[row]);
-      if (is_first || befores[row] == highest[row]) continue;
-      float* summed = space.softmax.sums + (first_row + row) * padded_dim_;
-      for (int at = 0; at < padded_dim_; at += 16) store(summed + at, load(summed + at) * all_of(scales[row]));
-    }
-    store(sums, fma(load(sums), scaled, sum_of_each(lanes)));
-  }
-
-  static Vec highest_of(const float* scores, int from, int to) {
-    Vec even = load(scores + from), odd = even;
-    int at = from + 16;
-    for (; at + 32 <= to; at += 32) {
-      even = max(even, load(scores + at));
-      odd = max(odd, load(scores + at + 16));
-    }
-    return max(odd, at < to ? max(even, load(scores + at)) : even);
-  }
-
-  // Writes 2 ** (scores * factor + shift), and returns lanes of its sum.
-  template <class Weights>
-  static Vec raise(const float* scores, const Weights& weights, int from, int to, float factor, float shift) {
-    Vec factors = all_of(factor), shifts = all_of(shift), even = all_of(0), odd = all_of(0);
-    int at = from;
-    for (; at + 32 <= to; at += 32) {
-      Vec first = power(fma(load(scores + at), factors, shifts)), second = power(fma(load(scores + at + 16), factors, shifts));
-      even += first;
-      odd += second;
-      weights.put_both(at, first, second);
-    }
-    if (at < to) {
-      Vec last = power(fma(load(scores + at), factors, shifts));
-      even += last;
-      weights.put(at, last);
-    }
-    return even + odd;
-  }
-
-  static Vec power(Vec exponent) {
-    if constexpr (kPair<T> == 2)
-      return coarse_exp2(exponent);  // for bfloat16
-    else
-      return exp2(exponent);
-  }
-
-  void cap(float* scores, int from, int to) const {
-    Vec inner = all_of(layer_.scale / layer_.soft_cap), outer = all_of(layer_.soft_cap);
-    for (int at = from; at < to; at += 16) store(scores + at, tanh(load(scores + at) * inner) * outer);
+  Scores<T> scores(const Item& item, int first_key, int num_keys, const Workspace& space) const {
+    return {layer_,         space.scores,  step_.past(item.req), group_,
+            item.first_row, item.num_rows, first_key,            num_keys};
   }
 
   // Divides and writes rows of the result.
@@ -485,11 +337,6 @@ class Attention {
   Item* items_ = nullptr;
   int* counters_ = nullptr;  // [num_reqs, num_kv_heads]: pieces that are done
   float* partials_ = nullptr;
-};
-
-struct Heads {
-  const void *q, *k, *v;
-  int64_t q_stride, kv_stride;
 };
 
 template <class T, class X = T>
