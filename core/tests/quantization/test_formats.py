@@ -23,7 +23,6 @@ from inferplane.plugins import load_plugins
 from inferplane.plugins.explanation import explain
 from inferplane.quantization.mxfp4 import Mxfp4Format
 from inferplane.quantization.registry import make_format
-from inferplane.quantization.torchao import TorchAoFormat
 from model_harness import PromptRun, make_context, read_config, read_tensors, run_ranks
 from quantized_checkpoints import (
     CASES,
@@ -33,9 +32,6 @@ from quantized_checkpoints import (
     fp8,
     gptq,
     nibbles,
-    torchao,
-    torchao_int,
-    torchao_name,
 )
 from tiny_models import make_tiny_model
 
@@ -202,32 +198,6 @@ def test_settings_of_single_layers(folder: Path) -> None:
     assert torch.allclose(got[0], logits_of(config, plain)[0], atol=1e-4)
 
 
-def test_torchao_configurations_by_name() -> None:
-    four, eight = (
-        torchao(kind)["quant_type"]["default"] for kind in ("Int4WeightOnlyConfig", "Int8WeightOnlyConfig")
-    )
-    by_name = {"model.up": eight, "re:.*gate": None, "re:model\\.do.n": eight, "_default": four}
-    config = torchao("FqnToConfig", fqn_to_config=by_name)
-    found = TorchAoFormat(config)
-
-    def bits(name: str) -> int | None:
-        matrix = found.matrix(name, 128, 128)
-        if matrix is None:
-            return None
-        return 4 if matrix.tensors()[0].shape == (128, 64) else 8
-
-    names = ("model.up", "model.gate", "model.down", "model.upper", "model.gate_up")
-    assert [bits(name) for name in names] == [8, None, 8, 4, 4]
-
-
-def test_torchao_zero_points_of_what_is_symmetric() -> None:
-    case = torchao_int("Int8WeightOnlyConfig", 8)
-    tensors, _ = stored(case, "x", 64, 96)
-    tensors["._weight_zero_point"][3] = 1
-    with pytest.raises(ValueError, match="symmetric, but there are zero points other than 0"):
-        matrix_of(case, 64, 96).read(by_suffix(tensors))
-
-
 def test_experts_of_separate_matrices(tmp_path: Path) -> None:
     folder = make_tiny_model("qwen3_moe", tmp_path, moe_intermediate_size=64)
     config, case = read_config(folder), fp8(block=(32, 32))
@@ -334,27 +304,6 @@ def _with_weights(**changes: Any) -> dict[str, Any]:
         (_with_weights(group_size=24), "in_features 64 are no whole number of groups of 24"),
         ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit is true"),
         ({"quant_method": "modelopt", "quant_algo": "INT4"}, "quant_algo should be FP8 or NVFP4"),
-        (
-            {"quant_method": "torchao", "quant_type": "int4_weight_only"},
-            "quant_type should be a table with a default",
-        ),
-        (torchao("UIntXWeightOnlyConfig"), "UIntXWeightOnlyConfig is not read; Int4WeightOnly"),
-        (
-            torchao("Int4WeightOnlyConfig", int4_packing_format=torchao_name("X", "TILE_PACKED_TO_4D")),
-            "int4_packing_format TILE_PACKED_TO_4D is for one device; PLAIN is read",
-        ),
-        (
-            torchao("Int4WeightOnlyConfig", group_size=48),
-            "in_features 64 are no whole number of groups of 48",
-        ),
-        (
-            torchao("Int8WeightOnlyConfig", granularity=torchao_name("PerToken", "")),
-            "granularity should be a table with _type and _data",
-        ),
-        (
-            {**torchao("Int4WeightOnlyConfig"), "include_input_output_embeddings": True},
-            "only linear layers are read quantized",
-        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
