@@ -14,6 +14,7 @@ from inferplane.api.platform import Platform
 from inferplane.config import ConfigError
 from inferplane.config.environment import environment
 from inferplane.plugins import selection
+from inferplane.plugins.answers import checked_answer
 from inferplane.plugins.discovery import REFERENCE, discover, failed, new_manager, warn
 from inferplane.plugins.probing import PROBE_TIMEOUT_S, Answer, probe_all
 from inferplane.plugins.record import PluginError, PluginRecord, PluginStatus
@@ -328,7 +329,7 @@ class PluginSet:
                 from inferplane.plugins import previous_api
 
                 answer = previous_api.adapt(hook, answer)
-            return answer if answer is None else _convert(name, hook, answer)
+            return answer if answer is None else checked_answer(name, hook, answer)
         except (Exception, SystemExit) as error:
             self._blame(name, hook, error, device)
             return None
@@ -378,32 +379,3 @@ class PluginSet:
                 owners.setdefault(key, plugin)
         self._merged_answers[hook] = merged
         return merged
-
-
-_MAPPINGS = frozenset(
-    {
-        "collect_env",
-        "executors",
-        "kv_cache_specs",
-        "logits_processors",
-        "model_sources",
-        "models",
-        "quant_formats",
-        "scheduler_policies",
-        "weight_loaders",
-    }
-)
-
-
-def _convert(plugin: str, hook: str, answer: Any) -> Any:
-    """What a hook's answer becomes; a list where nothing else is said. Done while the plugin can still be blamed."""
-    if hook in _MAPPINGS:
-        return dict(answer)
-    if hook == "cli_commands":
-        return {spec.name: spec for spec in answer}
-    if hook == "engine_options":
-        for spec in answer:
-            if not spec.name.startswith(f"{plugin}_"):
-                raise ValueError(f"option {spec.name!r} must begin with {plugin + '_'!r}")
-        return {spec.name: spec for spec in answer}
-    return list(answer)
