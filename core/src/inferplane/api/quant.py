@@ -46,6 +46,9 @@ class QuantizedLinearKernel(ABC):
     """Among kernels that support a shape the highest wins."""
     gives_rows: ClassVar[bool] = False
     """Whether its products are `RowProduct`s. Only such a kernel is asked about shapes with ``needs_rows``."""
+    activation_bits: ClassVar[int | None] = None
+    """Bits of the whole numbers that float32 activations are rounded to, by scales of a row or a part of it; None if
+    they are multiplied as they are. The conformance kit holds a kernel to float32's rounding unless it says so here."""
 
     @classmethod
     @abstractmethod

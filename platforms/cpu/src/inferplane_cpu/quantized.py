@@ -25,6 +25,7 @@ class CpuQuantizedLinear(QuantizedLinearKernel):
     name = "cpu_quantized"
     priority = 10
     gives_rows = True
+    activation_bits = 16
     activations: ClassVar[torch.dtype] = torch.float32
 
     @classmethod

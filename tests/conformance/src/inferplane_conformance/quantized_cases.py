@@ -117,6 +117,18 @@ def on_device(weight: QuantizedWeight, runtime: DeviceRuntime) -> QuantizedWeigh
     return replace(weight, **copies)
 
 
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""Of the sum of the products' absolute values: weight, activation and result are each rounded to the type."""
+
+
+def declared_rounding(dtype: torch.dtype, activation_bits: int | None) -> float:
+    """Half a step of whole numbers of so many bits, one of them the sign, for activations, and as much for a weight
+    that is brought to the same form, where the mean is a quarter of the largest."""
+    if dtype != torch.float32 or activation_bits is None:
+        return ROUNDING[dtype]
+    return max(ROUNDING[dtype], 2.0 ** (3 - activation_bits))
+
+
 def rounding_of_activations(scheme: QuantScheme, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """How far outputs may be off because the scheme lets a kernel round ``x: [num_tokens, in]``; float64.
 

@@ -11,7 +11,9 @@ from inferplane.api.linear import LinearShape, Multiply, RowProduct
 from inferplane.api.quant import QuantizedWeight
 from inferplane_conformance.closeness import assert_scale, assert_within
 from inferplane_conformance.quantized_cases import (
+    ROUNDING,
     SCHEMES,
+    declared_rounding,
     draw,
     on_device,
     rounding_of_activations,
@@ -31,11 +33,6 @@ SHAPES = {
 }
 """(in_features, out_features): multiples of everything, groups that are cut short, multiples of nothing."""
 NUM_TOKENS = (1, 2, 3, 16, 65)
-ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-"""Of the sum of the products' absolute values: weight, activation and result are each rounded to the type, those of
-float32 to whole numbers of 16 bits, which a kernel multiplies that leaves the codes packed."""
-EXACT_ROUNDING = {**ROUNDING, torch.float32: 1e-5}
-"""Where nothing is multiplied."""
 
 
 @torch.inference_mode()
@@ -48,42 +45,37 @@ def test_quantized_linear(subject: Subject, dtype: torch.dtype, scheme: str, sha
     inputs = [torch.randn(num, in_features, generator=generator).to(dtype) for num in NUM_TOKENS]
     weight = replace(weight, input_scale=static_scale(weight.scheme, torch.cat(inputs)))
     for bias in (None, torch.randn(out_features, generator=generator).to(dtype)):
-        for name, multiply in products(subject, weight, bias, dtype).items():
-            check(
-                subject,
-                multiply,
-                weight,
-                numbers,
-                bias,
-                inputs,
-                f"{name}, {'no' if bias is None else 'a'} bias",
-            )
+        for name, (multiply, rounding) in products(subject, weight, bias, dtype).items():
+            what = f"{name}, {'no' if bias is None else 'a'} bias"
+            check(subject, multiply, rounding, weight, numbers, bias, inputs, what)
 
 
 def products(
     subject: Subject, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-) -> dict[str, Multiply]:
-    """By name of what makes them, each with a copy of the weight of its own."""
+) -> dict[str, tuple[Multiply, float]]:
+    """By name of what makes them, each with a copy of the weight of its own, and how far it may round."""
     runtime, plugins, device = subject.runtime, subject.plugins, subject.device
     shape = LinearShape("layer", weight.in_features, weight.out_features, dtype, bias is not None)
     decision = plugins.quantized_decision(replace(shape, scheme=weight.scheme), device)
     own = [each for each in decision.candidates if each.reason is None and each.plugin == device.platform]
-    found: dict[str, Multiply] = {}
+    found: dict[str, tuple[Multiply, float]] = {}
     for candidate in dict.fromkeys((*own, decision.chosen)):
         copy = on_device(weight, runtime)
         device_bias = None if bias is None else runtime.to_device(bias)
-        if candidate.implementation is None:
-            found[candidate.name] = plugins.choose_linear(shape, device).prepare(
-                copy.dequantize(dtype), device_bias
-            )
+        kernel = candidate.implementation
+        if kernel is None:
+            plain = plugins.choose_linear(shape, device).prepare(copy.dequantize(dtype), device_bias)
+            found[candidate.name] = plain, ROUNDING[dtype]
         else:
-            found[candidate.name] = candidate.implementation.prepare(copy, device_bias)
+            rounding = declared_rounding(dtype, kernel.activation_bits)
+            found[candidate.name] = kernel.prepare(copy, device_bias), rounding
     return found
 
 
 def check(
     subject: Subject,
     multiply: Multiply,
+    rounding: float,
     weight: QuantizedWeight,
     numbers: torch.Tensor,
     bias: torch.Tensor | None,
@@ -99,7 +91,7 @@ def check(
         reach = x.double().abs() @ numbers.abs().T
         if bias is not None:
             expected, reach = expected + bias.double(), reach + bias.double().abs()
-        allowed = allowed + ROUNDING[x.dtype] * reach
+        allowed = allowed + rounding * reach
         device_x = runtime.to_device(x)
         found = runtime.to_host(multiply(device_x))
         where = f"{what}, {len(x)} tokens"
@@ -127,7 +119,7 @@ def check_rows(
     assert_within(
         rows,
         numbers[index],
-        EXACT_ROUNDING[dtype] * numbers[index].abs(),
+        ROUNDING[dtype] * numbers[index].abs(),
         "rounding explains",
         f"{what}, rows",
     )
