@@ -138,6 +138,27 @@ def test_when_the_pool_runs_out(staged: None, folder: Path, plain: list[RequestO
     check(found, plain)
 
 
+def test_over_two_ranks(folder: Path, plain: list[RequestOutput]):
+    """In one engine, because it takes long to start: requests that are dropped in flight, a pool that runs out, and
+    stops that are found late."""
+    settings = {**SETTINGS, "kv_cache_bytes": SMALL_POOL_BYTES // 2, "max_model_len": 60}
+    prompts: list[Any] = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    with LLM(str(folder), tensor_parallel_size=2, num_threads=1, async_scheduling=True, **settings) as llm:
+        for index in (0, 3):
+            drop_in_flight(llm, index, plain[index])
+        check(llm.generate(prompts, PARAMS, use_tqdm=False), plain)
+        assert llm.stats().num_preemptions > 0
+        stops = [output.outputs[0].token_ids[:7][-1] for output in plain]
+        params = [
+            SamplingParams(**{**_settings(each), "stop_token_ids": [stop], "min_tokens": 0})
+            for each, stop in zip(PARAMS, stops)
+        ]
+        for output, stop, other in zip(llm.generate(prompts, params, use_tqdm=False), stops, plain):
+            whole = other.outputs[0].token_ids
+            assert output.outputs[0].token_ids == whole[: whole.index(stop) + 1]
+        assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
 def test_stops_that_are_found_late(staged: None, folder: Path, plain: list[RequestOutput]):
     stops = [output.outputs[0].token_ids[:7][-1] for output in plain]
     params = [
@@ -153,15 +174,20 @@ def _settings(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.__struct_fields__}
 
 
+def drop_in_flight(llm: LLM, index: int, plain: RequestOutput) -> None:
+    """One of the requests, after its fifth token."""
+    stream = llm.stream({"prompt_token_ids": PROMPTS[index]}, PARAMS[index])
+    for output in stream:
+        if len(output.outputs[0].token_ids) == 5:
+            break
+    stream.close()
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids[:5]
+
+
 def test_requests_that_are_dropped_in_flight(staged: None, folder: Path, plain: list[RequestOutput]):
     with LLM(str(folder), async_scheduling=True, kv_cache_bytes=8 << 20, **SETTINGS) as llm:
         for index in (0, 3, 6):
-            stream = llm.stream({"prompt_token_ids": PROMPTS[index]}, PARAMS[index])
-            for output in stream:
-                if len(output.outputs[0].token_ids) == 5:
-                    break
-            stream.close()
-            assert output.outputs[0].token_ids == plain[index].outputs[0].token_ids[:5]
+            drop_in_flight(llm, index, plain[index])
         check(llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], PARAMS, use_tqdm=False), plain)
         assert llm.stats().num_free_blocks == llm.stats().num_blocks
 

@@ -13,7 +13,8 @@ import pytest
 from inferplane.config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
 
 # A plan's removed_request_ids carry orders to these workers: "raise@1" raises on rank 1 before its collective,
-# "late@1" after it, "die@1" ends the process instead; "@all" is meant for every rank.
+# "late@1" after it, "die@1" ends the process instead; "@all" is meant for every rank. "choke@0" and "interrupt@0" raise
+# where rank 0 samples, when the others have their token.
 PLUGIN = """
 import os, socket, sys, time
 from inferplane.api import API_VERSION, DeviceDescriptor, Platform, PluginManifest, Supported, hookimpl
@@ -111,6 +112,7 @@ class SocketWorker(Worker):
                     raise ValueError(f"order on rank {self.rank}")
                 if what == "die":
                     os._exit(9)
+        self.orders = plan.removed_request_ids
         self.total = self.all_reduce(self.total)
         if f"late@{self.rank}" in plan.removed_request_ids:
             raise ValueError(f"order on rank {self.rank}, after the collective")
@@ -118,10 +120,16 @@ class SocketWorker(Worker):
     def sample(self):
         from inferplane.api.worker import DoneStep
         from inferplane.plan import StepResult
-        return DoneStep(StepResult(step_id=0, sampled_token_ids={"a": [self.total], "b": [1]}))
+        for peer in self.peers:
+            peer.sendall(self.total.to_bytes(8))
+        if "choke@0" in self.orders:
+            raise ValueError("rank 0 chose nothing")
+        if "interrupt@0" in self.orders:
+            raise KeyboardInterrupt
+        return DoneStep(StepResult(step_id=0, sampled_token_ids={"a": [self.total]}))
 
-    def accept(self, sampled_token_ids):
-        self.total = sampled_token_ids["a"][0] + 10 * sampled_token_ids["b"][0]
+    def accept(self):
+        self.total = self._receive(self.peers[0]) + 10
 
     def close(self):
         for peer in getattr(self, "peers", []):

@@ -20,9 +20,7 @@ def test_commands_survive_the_trip(socket_config):
         messages.Start(1, socket_config(2), "file:///x"),
         messages.Call(2, "warm_up"),
         messages.InitKVCache(3, [10, 4], [(["a", "b"], 0), (["c"], 1)]),
-        messages.Execute(
-            4, StepPlan(step_id=9, new_requests=[request], num_scheduled_tokens={"a": 2}), {"b": [5]}
-        ),
+        messages.Execute(4, StepPlan(step_id=9, new_requests=[request], num_scheduled_tokens={"a": 2})),
         messages.DidFail(5, 4),
         messages.Exit(),
     ]

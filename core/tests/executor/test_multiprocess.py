@@ -94,6 +94,34 @@ def test_an_error_that_all_ranks_share_is_one_of_the_step(start):
     assert before > 0
 
 
+def test_an_error_where_rank_0_samples_is_one_of_the_step(start):
+    executor = start(3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="rank 0 chose nothing"):
+            step(executor, "choke@0")
+        before = step(executor)
+        executor.check_health()
+    assert before > 0
+
+
+def test_an_interrupt_within_a_step_ends_the_executor(start):
+    executor = start(2)
+    with pytest.raises(KeyboardInterrupt):
+        step(executor, "interrupt@0")
+    with pytest.raises(WorkerDiedError, match="rank 0 was interrupted within step 1"):
+        step(executor)
+
+
+def test_a_step_ahead_needs_no_result(start):
+    executor, waiting = start(2), start(2)
+    expected = [step(waiting) for _ in range(4)]
+    pending = []
+    for _ in expected:
+        executor.execute(StepPlan(step_id=1))
+        pending.append(executor.sample())
+    assert [each.result().sampled_token_ids["a"][0] for each in pending] == expected
+
+
 @pytest.mark.parametrize("order", ["raise@1", "raise@2"])
 def test_a_rank_that_fails_alone_ends_the_executor_with_its_traceback(start, quick_to_judge, order: str):
     executor = start(3)

@@ -23,6 +23,9 @@ class RecordingWorker:
         if plan.step_id == 13:
             raise ValueError("unlucky")
 
+    def accept(self) -> None:
+        return
+
 
 @pytest.fixture
 def rank() -> Iterator[Rank]:
@@ -35,9 +38,9 @@ def rank() -> Iterator[Rank]:
 def test_nothing_is_executed_between_a_failure_and_the_question_about_it(rank: Rank) -> None:
     worker = rank._worker = RecordingWorker()  # type: ignore[assignment]
     for number, step_id in enumerate((12, 13, 14), start=1):
-        rank._execute(Execute(number, StepPlan(step_id=step_id), None))
+        rank._execute(Execute(number, StepPlan(step_id=step_id)))
     assert worker.step_ids == [12, 13], "step 14 builds on what step 13 has not computed"
     assert rank._obey(DidFail(call_id=1, number=2)) == 1
     assert rank._obey(DidFail(call_id=2, number=2)) == 0
-    rank._execute(Execute(4, StepPlan(step_id=15), None))
+    rank._execute(Execute(4, StepPlan(step_id=15)))
     assert worker.step_ids == [12, 13, 15]

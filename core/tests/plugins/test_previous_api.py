@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pluggy
 import pytest
@@ -13,9 +14,12 @@ import elder_plugin
 from inferplane import LLM, SamplingParams
 from inferplane.api import DeviceDescriptor, hookspecs
 from inferplane.api.attention import AttentionLayer, AttentionQuery
+from inferplane.api.comm import ProcessGroup
 from inferplane.api.kv import FullAttentionSpec, SlidingWindowSpec
+from inferplane.api.worker import Worker, WorkerContext
 from inferplane.config import ConfigError
 from inferplane.plugins import PluginError, PluginRecord, discovery, load_plugins
+from inferplane.plugins.previous_api import adapt_worker
 from toy_plugins import ToyIndex
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7, 8] * n} for n in (1, 3, 12)]
@@ -64,6 +68,24 @@ def test_a_worker_that_answers_at_once(toys: ToyIndex, tiny_model: Callable[[str
     assert generate(folder, "elder") == generate(folder, "reference")
     with pytest.raises(ConfigError, match="async_scheduling needs plugin API 2; platform 'elder'"):
         LLM(str(folder), device="elder", async_scheduling=True, kv_cache_bytes=4 << 20)
+
+
+def test_a_worker_that_is_told_tokens_runs_on_one_rank() -> None:
+    class ElderWorker(Worker):
+        def accept(self, sampled_token_ids: object) -> None: ...  # type: ignore[override]
+
+    def context(world_size: int) -> WorkerContext:
+        config = SimpleNamespace(scheduler=SimpleNamespace(async_scheduling=False))
+        device = DeviceDescriptor("elder", 0, "x", 1)
+        return WorkerContext(config, None, device, None, ProcessGroup(0, world_size, ""))  # type: ignore[arg-type]
+
+    adapted = adapt_worker(ElderWorker)
+    adapted.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    adapted(context(1))
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size 2 needs plugin API 2: the worker of platform 'elder'"
+    ):
+        adapted(context(2))
 
 
 def query(**changes: object) -> AttentionQuery:

@@ -72,13 +72,18 @@ def test_steps_are_those_of_a_model_made_of_lists(seed: int, capacity: int):
             if request.num_computed == len(request.tokens):
                 token = rng.randrange(500)
                 request.tokens.append(token)
-                batch.append_tokens(np.array([batch.row_of(name)]), np.array([token]))
+                append(batch, name, token)
                 batch.append_blocks(name, request.grow(len(request.tokens), rng))
         for name, request in model.items():
             row = batch.row_of(name)
             assert batch.known_tokens(row).tolist() == request.tokens
             assert batch.output_tokens(row).tolist() == request.tokens[request.num_prompt :]
     assert len(batch) == len(model)
+
+
+def append(batch: Batch, name: str, token: int) -> None:
+    places = batch.reserve(np.array([batch.row_of(name)]))
+    assert batch.fill(places, np.array([token])).tolist() == [True]
 
 
 def check_step(step, scheduled, model):
@@ -160,7 +165,7 @@ def test_prompt_spans_name_each_prompt_token_but_the_first_once(new_request):
             seen += span.token_ids.tolist()
         batch.advance(step)
     assert seen == prompt[1:]
-    batch.append_tokens(np.array([batch.row_of("a")]), np.array([7]))
+    append(batch, "a", 7)
     assert batch.prepare({"a": 1}).prompt_spans == []
     batch.remove("a")
     again = new_request("a", [*prompt, 7], num_prompt_tokens=20, block_ids=[[1, 2]], prompt_logprobs=3)

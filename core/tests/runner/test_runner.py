@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from inferplane.api.attention import AttentionInputs
+from inferplane.api.comm import Communicator
 from inferplane.api.model import ForwardBatch, Model
+from inferplane.api.worker import PendingStep
 from inferplane.plan import StepPlan
 from inferplane.runner.batch import Batch
 from inferplane.runner.kv_groups import KVGroup
 from inferplane.runner.runner import Runner
 from inferplane.runner.sampler import Sampler
+from model_harness import run_ranks
 
 VOCAB = 50
 BLOCK_SIZE = 4
@@ -60,7 +63,7 @@ def model() -> SumModel:
 
 @pytest.fixture
 def make_runner(runtime, model):
-    def make(samples: bool = True, max_num_reqs: int = 4) -> Runner:
+    def make(samples: bool = True, max_num_reqs: int = 4, comm: Communicator | None = None) -> Runner:
         backend = SimpleNamespace(build_metadata=lambda inputs: inputs)
         return Runner(
             model=model,
@@ -70,6 +73,7 @@ def make_runner(runtime, model):
             batch=Batch(max_num_reqs, 64, [BLOCK_SIZE]),
             sampler=Sampler(max_num_reqs, VOCAB, runtime) if samples else None,
             vocab_size=VOCAB,
+            comm=comm,
         )
 
     return make
@@ -80,6 +84,14 @@ def continuation(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(sum(tokens) % VOCAB)
     return tokens[len(prompt) :]
+
+
+def kv_of(runner: Runner, request_id: str) -> list[int]:
+    """The tokens that a `SumModel` keeps of a request, up to the end of its blocks."""
+    batch = runner.batch
+    row = batch.row_of(request_id)
+    blocks = batch._block_tables[0][row, : batch._num_blocks[0, row]]
+    return torch.cat([runner._kv["layer"][block * BLOCK_SIZE :][:BLOCK_SIZE] for block in blocks]).tolist()
 
 
 def step(runner: Runner, **plan) -> dict[str, list[int]]:
@@ -208,28 +220,77 @@ def test_after_a_step_that_raised_the_next_plan_finds_a_batch_in_order(make_runn
     assert tokens == {"b": [4], "a": [6]}
 
 
-def test_a_rank_that_does_not_sample_follows_the_one_that_does(make_runner, new_request):
-    leader, follower = make_runner(), make_runner(samples=False)
+def test_ranks_that_do_not_sample_follow_the_one_that_does_without_its_results(make_runner, new_request):
+    """Five steps ahead, though an engine is never more than one."""
     plans = [
         StepPlan(
             step_id=1,
             new_requests=[
-                new_request("a", [1, 2], block_ids=[[1]], temperature=0.8, seed=3, prompt_logprobs=0)
+                new_request("a", [1, 2], block_ids=[[1]], temperature=0.8, seed=3, prompt_logprobs=0),
+                new_request("b", [4, 4, 4], block_ids=[[20]], temperature=0.0),
             ],
-            num_scheduled_tokens={"a": 2},
+            num_scheduled_tokens={"a": 2, "b": 1},
         ),
+        StepPlan(step_id=2, new_block_ids={"a": [[2]]}, num_scheduled_tokens={"b": 1, "a": 1}),
         *[
-            StepPlan(step_id=2 + i, new_block_ids={"a": [[2 + i]]}, num_scheduled_tokens={"a": 1})
-            for i in range(5)
+            StepPlan(
+                step_id=3 + i,
+                new_block_ids={"a": [[3 + i]], "b": [[21 + i]]},
+                num_scheduled_tokens={"a": 1, "b": 1},
+            )
+            for i in range(4)
         ],
     ]
-    for plan in plans:
-        leader.execute(plan)
-        follower.execute(plan)
-        follower.accept(leader.sample().result().sampled_token_ids)
-    rows = [runner.batch.known_tokens(runner.batch.row_of("a")).tolist() for runner in (leader, follower)]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 8
-    follower.execute(StepPlan(step_id=9, num_scheduled_tokens={"a": 1}))
+
+    def work(comm: Communicator) -> tuple[Runner, list[PendingStep]]:
+        runner, pending = make_runner(samples=comm.rank == 0, comm=comm), []
+        for plan in plans:
+            runner.execute(plan)
+            if comm.rank == 0:
+                pending.append(runner.sample())
+            else:
+                runner.accept()
+        return runner, pending
+
+    (leader, pending), *others = run_ranks(3, work)
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    for each in pending:
+        for name, token_ids in each.result().sampled_token_ids.items():
+            tokens[name] += token_ids
+    assert tokens["b"] == continuation([4, 4, 4], 4)
+    assert len(tokens["a"]) == 6
+    for runner, _ in others:
+        for name in tokens:
+            row, leaders = runner.batch.row_of(name), leader.batch.row_of(name)
+            assert runner.batch.num_tokens[row] == leader.batch.num_tokens[leaders]
+            stored = [kv_of(each, name)[: len(tokens[name]) + 1] for each in (runner, leader)]
+            assert stored[0] == stored[1]
+    runner, _ = others[0]
+    runner.execute(StepPlan(step_id=9, num_scheduled_tokens={"a": 1}))
     with pytest.raises(RuntimeError, match="does not sample"):
-        follower.sample()
+        runner.sample()
+
+
+def test_a_sampler_that_raises_leaves_no_rank_waiting(make_runner, new_request, monkeypatch):
+    def fail(*args: object) -> None:
+        raise OSError("no dice")
+
+    def work(comm: Communicator) -> dict[str, list[int]]:
+        runner = make_runner(samples=comm.rank == 0, comm=comm)
+        greedy = new_request("a", [1, 2], block_ids=[[1]], temperature=0.0)
+        runner.execute(StepPlan(step_id=1, new_requests=[greedy], num_scheduled_tokens={"a": 2}))
+        again = StepPlan(
+            step_id=2, removed_request_ids=["a"], new_requests=[greedy], num_scheduled_tokens={"a": 2}
+        )
+        if comm.rank == 0:
+            with monkeypatch.context() as patch, pytest.raises(OSError, match="no dice"):
+                patch.setattr(runner._sampler, "sample", fail)
+                runner.sample()
+            runner.execute(again)
+            return runner.sample().result().sampled_token_ids
+        runner.accept()
+        runner.execute(again)
+        runner.accept()
+        return {}
+
+    assert run_ranks(2, work)[0] == {"a": [3]}

@@ -120,6 +120,8 @@ def run_rank(rank: int, folder: str) -> None:
         found["graph"] = torch.stack((once, twice)).double().cpu()
         gathered = comm.all_gather(torch.full((2, 3), float(rank), device=device), 1)
         found["gather"] = gathered.double().cpu()
+        tokens = torch.arange(3, device=device) + 1000 * (1 + rank)
+        found["broadcast"] = comm.broadcast(tokens).cpu()
     torch.save((has_shared, found), f"{folder}/{rank}.pt")
     del graph
     comm.close()
@@ -142,3 +144,4 @@ def test_two_ranks(tmp_path: Path) -> None:
             )
     assert (first["graph"][0] == 49 + 50 + 2).all() and (first["graph"][1] == 2 * (49 + 50 + 2)).all()
     assert first["gather"].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
+    assert first["broadcast"].tolist() == [1000, 1001, 1002]

@@ -33,6 +33,11 @@ class Communicator(ABC):
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The ranks' tensors, all of one shape, concatenated along ``dim`` in rank order."""
 
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor on every rank, of at least one dimension; those of the others only say of what shape and
+        dtype it is, and may be overwritten. By `all_gather`, where a communicator knows no shorter way."""
+        return self.all_gather(tensor, 0)[: len(tensor)]
+
     @abstractmethod
     def close(self) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +92,18 @@ class Worker(ABC):
     def sample(self) -> PendingStep:
         """Of the plan executed last, on rank 0 only. A call of its own, so that a mask or drafts can come between.
 
+        The tokens go to the other ranks' `accept`, and some do where choosing them raises: the step has failed then,
+        but the others wait.
+
         The next plan may come before the result of this one has been asked for. It then names tokens that were sampled
         but whose values only the device knows, one for each request, which the worker takes from there. It may also
         remove requests, and give their places to others, before the results of their last steps are asked for.
         """
 
-    def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
-        """In place of `sample` on every rank but the first: what rank 0 sampled for the plan executed last."""
+    def accept(self) -> None:
+        """In place of `sample` on every rank but the first: takes what rank 0 samples for the plan executed last, by
+        the group's communicator. Their values need never reach this rank's host: a plan that computes a token anew
+        brings it along."""
         raise NotImplementedError(
             f"{type(self).__name__} runs on one rank only: it does not implement accept"
         )

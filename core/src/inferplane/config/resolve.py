@@ -107,7 +107,7 @@ def resolve_in_full(
             _step_tokens(args, asked.max_num_batched_tokens, model),
             args.scheduler_policy,
             args.max_num_waiting,
-            _async_scheduling(args, asked.async_scheduling),
+            bool(args.async_scheduling),
             args.max_num_mixed_prompt_tokens,
         ),
         parallel=ParallelConfig(args.tensor_parallel_size, args.executor),
@@ -213,18 +213,6 @@ def _max_model_len(asked: int | None, hf_config: Mapping[str, Any], usual: int |
             f"max_model_len is {asked}, but the model has positions for {trained} tokens only",
         )
     return asked or min(trained or 2048, usual or trained or 2048)
-
-
-def _async_scheduling(args: EngineArgs, asked: bool | None) -> bool:
-    if args.tensor_parallel_size == 1:
-        return bool(args.async_scheduling)
-    if asked:
-        raise ConfigError(
-            "async_scheduling",
-            f"async_scheduling is for one rank, but tensor_parallel_size is {args.tensor_parallel_size}: the others "
-            "have to be told each token before the next step. Leave it out",
-        )
-    return False
 
 
 def _graph_config(args: EngineArgs) -> GraphConfig:

@@ -36,13 +36,11 @@ class InitKVCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):
-    """Take in what was sampled for the step before, then execute. Answered only by `StepFailed`."""
+    """Execute, and accept what rank 0 samples. Answered only by `StepFailed`."""
 
     number: int
     """Counts the executed steps of this executor."""
     plan: StepPlan
-    accepted: dict[str, list[int]] | None
-    """None when the step before was not sampled."""
 
 
 class DidFail(msgspec.Struct, frozen=True, tag=True):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inferplane.api.comm import ProcessGroup
 from inferplane.api.kv import KVCacheConfig, KVCacheSpec
-from inferplane.api.worker import DoneStep, PendingStep, Worker
+from inferplane.api.worker import PendingStep, Worker
 from inferplane.config import EngineConfig
 from inferplane.executor.base import WorkerDiedError, make_worker
 from inferplane.executor.local import with_progress
 from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start
 from inferplane.executor.rank_processes import DISAGREEMENT_S, RankProcesses, StepState
-from inferplane.plan import StepPlan
+from inferplane.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -22,18 +24,24 @@ if TYPE_CHECKING:
 class MultiprocessExecutor:
     """An `Executor` of many ranks.
 
-    **Who samples.** Rank 0 alone; the others get its tokens with the next plan. The alternative, that every rank
-    samples the same from gathered logits, costs each of them the sampler's time and is right only while every logits
-    processor is deterministic and every host computes alike. A few bytes in a message that is sent anyway need no
-    such proof.
+    **Who samples.** Rank 0 alone; the others get its tokens from device to device, in a collective behind those of the
+    model, so that nobody waits for them on a host. The alternative, that every rank samples the same from gathered
+    logits, costs each of them the sampler's time and is right only while every logits processor is deterministic and
+    every device computes alike.
 
-    **When a step raises.** An error that follows from the plan (one that does not fit the batch, a model that refuses
-    its input) is raised by every rank alike, at the same place. So when rank 0 raises, it asks the others: if all of
-    them raised too, the error is the caller's to handle and the next plan runs on every rank. In any other case, a
-    rank that raised alone or died, the others may be inside a collective that never completes, and what each has
-    computed is no longer known: all ranks are ended, which makes a waiting collective on rank 0 raise, and the
-    executor raises `WorkerDiedError` from then on. That takes up to `DISAGREEMENT_S`; after a death, less than a
-    second. It relies on a communicator that raises when its peers are gone, as gloo does.
+    **In which order.** Every rank gets the plans in the order in which rank 0 executes them, and obeys them one after
+    another: a step's collectives, then that of its tokens, then the next step's. So a step ahead needs no more than
+    that rank 0 sends it.
+
+    **When a step raises.** Choosing tokens is rank 0's own affair: what it raises there is an error of the step, and
+    the others go on. Any other error that follows from the plan (one that does not fit the batch, a model that refuses
+    its input) is raised by every rank alike, at the same place. So when rank 0 raises, it asks the others: if they have
+    raised where they should have, and not where they should not, the error is the caller's to handle and the next plan
+    runs on every rank. In any other case, a rank that raised alone or died, the others may be inside a collective that
+    never completes, and what each has computed is no longer known: all ranks are ended, which makes a waiting
+    collective on rank 0 raise, and the executor raises `WorkerDiedError` from then on. That takes up to
+    `DISAGREEMENT_S`; after a death, less than a second. It relies on a communicator that raises when its peers are
+    gone, as gloo does.
 
     A rank that dies while the ranks join their process group is noticed when the communicator's own timeout ends.
     """
@@ -44,8 +52,6 @@ class MultiprocessExecutor:
         self._processes: RankProcesses | None = None
         self._worker: Worker | None = None
         self._num_steps = 0
-        self._accepted: dict[str, list[int]] | None = None
-        """What was sampled for the newest step, until the other ranks are told."""
 
     def start(self) -> None:
         processes = self._processes = RankProcesses(self._config.parallel.world_size)
@@ -80,23 +86,17 @@ class MultiprocessExecutor:
         processes, worker = self._running(), self._own_worker()
         self._num_steps += 1
         number = self._num_steps
-        accepted, self._accepted = self._accepted, None
         processes.note_step(number, StepState.RUNNING)
-        processes.send(Execute(number, plan, accepted))
-        try:
+        processes.send(Execute(number, plan))
+        with self._settling(do_all_raise=True):
             worker.execute(plan)
-        except Exception as error:
-            processes.note_step(number, StepState.RAISED)
-            self._agree_on_failure(number, error)
-            raise
         processes.note_step(number, StepState.DONE)
 
     def sample(self) -> PendingStep:
-        """Waits for the result, because the other ranks need its tokens with the next plan."""
-        self._running().check()
-        result = self._own_worker().sample().result()
-        self._accepted = result.sampled_token_ids
-        return DoneStep(result)
+        processes, worker = self._running(), self._own_worker()
+        processes.check()
+        with self._settling(do_all_raise=False):
+            return _PendingOfRanks(worker.sample(), processes)
 
     def expert_tokens(self) -> dict[str, list[int]]:
         return self._own_worker().expert_tokens()
@@ -148,9 +148,24 @@ class MultiprocessExecutor:
                 raise WorkerDiedError(reason)
         return [answer.value for answer in answers]
 
-    def _agree_on_failure(self, number: int, error: Exception) -> None:
-        """Returns when every rank has failed the step. Raises `WorkerDiedError` otherwise, with all ranks ended."""
+    @contextmanager
+    def _settling(self, do_all_raise: bool) -> Iterator[None]:
+        """An error within is raised once the other ranks have said that they raised in this step, too, or that they did
+        not. Else `WorkerDiedError` is, with all ranks ended."""
         processes = self._running()
+        try:
+            yield
+        except Exception as error:
+            if do_all_raise:
+                processes.note_step(self._num_steps, StepState.RAISED)
+            self._settle(error, do_all_raise)
+            raise
+        except BaseException:  # an interrupt, of which the others know nothing
+            processes.declare_broken(f"rank 0 was interrupted within step {self._num_steps}")
+            raise
+
+    def _settle(self, error: Exception, do_all_raise: bool) -> None:
+        processes, number = self._running(), self._num_steps
         try:
             call_id = processes.next_call_id()
             processes.send(DidFail(call_id, number))
@@ -158,10 +173,29 @@ class MultiprocessExecutor:
         except WorkerDiedError as died:
             raise died from error
         world_size = self._config.parallel.world_size
-        if len(answers) == world_size - 1 and all(answer.value == 1 for answer in answers):
+        if len(answers) == world_size - 1 and all(answer.value == do_all_raise for answer in answers):
             processes.forget_step_failures()
             return
         what = f"{type(error).__name__}: {error}"
         reason = f"rank 0 failed step {number}, which not all of the {world_size} ranks failed: {what}"
         processes.declare_broken(reason)
         raise WorkerDiedError(reason) from error
+
+
+@dataclass(frozen=True)
+class _PendingOfRanks(PendingStep):
+    """Of rank 0, whose device waits for those of the others."""
+
+    pending: PendingStep
+    processes: RankProcesses
+
+    def result(self) -> StepResult:
+        self.processes.check()
+        try:
+            return self.pending.result()
+        except Exception as error:
+            try:
+                self.processes.check()
+            except WorkerDiedError as died:
+                raise died from error
+            raise

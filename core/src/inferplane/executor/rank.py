@@ -70,9 +70,8 @@ class Rank:
         if self._failed_number is not None:
             return
         try:
-            if command.accepted is not None:
-                self.worker.accept(command.accepted)
             self.worker.execute(command.plan)
+            self.worker.accept()
         except Exception:
             self._failed_number = command.number
             self._reports.send(encode(StepFailed(self._rank, command.number, traceback.format_exc())))

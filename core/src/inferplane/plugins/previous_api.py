@@ -6,7 +6,9 @@ API 1 differs from API 2 in this:
   `AttentionQuery`. `AttentionBackend.forward` had no ``sinks``, and a layer had neither a soft cap nor a KV cache of
   another dtype: a backend of API 1 cannot know that it does not know them, so it is asked only about layers without.
 
-- `Worker.sample` returned the result itself, and the next plan never came before it.
+- `Worker.sample` returned the result itself, and the next plan never came before it. On the other ranks
+  ``Worker.accept`` was told the tokens, and now takes them from the communicator: a worker that overrides it so runs on
+  one rank.
 
 Everything else that API 2 changed is an addition with a default. Imports torch.
 """
@@ -73,6 +75,12 @@ def adapt_worker(worker: type[Worker]) -> type[Worker]:
                 raise ConfigError(
                     "async_scheduling",
                     f"async_scheduling needs plugin API 2; platform {context.device.platform!r} was written for API 1",
+                )
+            if context.group.world_size > 1 and len(inspect.signature(worker.accept).parameters) > 1:
+                raise ConfigError(
+                    "tensor_parallel_size",
+                    f"tensor_parallel_size {context.group.world_size} needs plugin API 2: the worker of platform "
+                    f"{context.device.platform!r} accepts tokens as in API 1",
                 )
             super().__init__(context)
 

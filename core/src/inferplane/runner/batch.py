@@ -85,9 +85,9 @@ class TokenPlaces:
 class Batch:
     """One row for each request that the worker has been told of; rows are reused.
 
-    ``add``, ``remove``, ``append_blocks`` and ``append_tokens`` change rows, and so do `reserve` and `fill`, which are
-    `append_tokens` in two parts for tokens that the host gets to know later. `prepare` makes a step of some of them
-    with array operations, and `advance` moves those on. Nothing here loops over tokens.
+    ``add``, ``remove`` and ``append_blocks`` change rows. A token that was sampled gets its place by `reserve`, and its
+    value by `fill`, if that ever comes to this host. `prepare` makes a step of some rows with array operations, and
+    `advance` moves those on. Nothing here loops over tokens.
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int, block_sizes: Sequence[int]) -> None:
@@ -199,11 +199,6 @@ class Batch:
                     )
                 self._block_tables[group][row, start:end] = added
                 self._num_blocks[group, row] = end
-
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """One token that was sampled for each of the rows, which are distinct."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
 
     def reserve(self, rows: np.ndarray) -> TokenPlaces:
         """A place for one token that was sampled for each of the rows, which are distinct."""

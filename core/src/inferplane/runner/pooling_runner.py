@@ -91,7 +91,7 @@ class PoolingRunner(Runner):
             pooled.step_id, pooled.requests, self._runtime.to_host_async(pooled.vectors), self._config
         )
 
-    def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
+    def accept(self) -> None:
         """No rank samples anything."""
         self._pooled = None
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from inferplane.api.attention import AttentionInputs
+from inferplane.api.comm import Communicator, SoloCommunicator
 from inferplane.api.model import ForwardBatch, Model
 from inferplane.api.worker import DoneStep, PendingStep
 from inferplane.plan import StepPlan, StepResult
@@ -47,9 +48,9 @@ class _Executed:
 class Runner:
     """Holds the model, its KV tensors and the batch of one rank.
 
-    A step is `execute`, then either `sample` (on the rank that has a sampler) or `accept` with what that rank sampled.
+    A step is `execute`, then either `sample` (on the rank that has a sampler) or `accept` of what that rank sampled.
     The next step may be executed before the result of `sample` is asked for: the tokens that were sampled stay on the
-    device, too, and are taken from there.
+    device, too, and are taken from there. On the other ranks their values never come to the host.
     When `execute` raises, no request has moved on; those the plan removed are gone and those it brought may be in the
     batch, so that a next plan that removes them finds a batch in order.
     """
@@ -63,7 +64,9 @@ class Runner:
         batch: Batch,
         sampler: Sampler | None,
         vocab_size: int,
+        comm: Communicator | None = None,
     ) -> None:
+        """``comm``: of the ranks that run the same plans, of which the first has a sampler."""
         self._model = model
         self._runtime = runtime
         self._kv = kv
@@ -71,6 +74,7 @@ class Runner:
         self.batch = batch
         self._sampler = sampler
         self._vocab_size = vocab_size
+        self._comm = comm or SoloCommunicator()
         self._last_tokens = torch.zeros(batch.max_num_reqs, dtype=torch.int64, device=runtime.torch_device)
         """For each batch row the token sampled last."""
         self._staging = None if runtime.is_host_memory else StagingBuffer(runtime, STAGING_BYTES)
@@ -139,10 +143,15 @@ class Runner:
         if executed.logits is None or executed.device_rows is None:
             return DoneStep(result)
         rows, batch = executed.rows, self.batch
-        sampled = self._sampler.sample(
-            rows, batch.num_output_tokens(rows), batch.output_tokens, executed.logits
-        )
-        self._last_tokens.index_copy_(0, executed.device_rows, sampled.token_ids)
+        try:
+            sampled = self._sampler.sample(
+                rows, batch.num_output_tokens(rows), batch.output_tokens, executed.logits
+            )
+        except BaseException:  # of this rank alone, but the others wait for tokens
+            self._comm.broadcast(torch.zeros_like(executed.device_rows))
+            raise
+        token_ids = self._comm.broadcast(sampled.token_ids)
+        self._last_tokens.index_copy_(0, executed.device_rows, token_ids)
         return PendingSample(
             batch=batch,
             sampler=self._sampler,
@@ -152,12 +161,15 @@ class Runner:
             unfinished=result,
         )
 
-    def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
-        """In place of `sample`: the tokens of the executed plan, as the sampling rank's result has them."""
-        self._take_executed()
-        rows = np.array([self.batch.row_of(request_id) for request_id in sampled_token_ids], np.int64)
-        token_ids = np.array([token_id for (token_id,) in sampled_token_ids.values()], np.int64)
-        self.batch.append_tokens(rows, token_ids)
+    @torch.inference_mode()
+    def accept(self) -> None:
+        """In place of `sample`: the tokens of the executed plan, from the rank that samples them."""
+        executed = self._take_executed()
+        if executed.logits is None or executed.device_rows is None:
+            return
+        token_ids = self._comm.broadcast(torch.empty_like(executed.device_rows))
+        self._last_tokens.index_copy_(0, executed.device_rows, token_ids)
+        self.batch.reserve(executed.rows)
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's differences, without running anything."""

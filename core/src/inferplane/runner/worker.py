@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def _warn_of_missing_scales(model: Model, kv_dtype: str) -> None:
 
 
 class ModelWorker(Worker):
-    """Rank 0 samples; the others run the same plans and are told its tokens."""
+    """Rank 0 samples; the others run the same plans and get its tokens."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -167,9 +167,7 @@ class ModelWorker(Worker):
         limit_positions(self.model, longest)
         runner = self._make_runner(kv_config, longest)
         plan = largest_plan(config, [group.spec.block_size for group in kv_config.groups])
-        runner.execute(plan)
-        if self.is_sampling:
-            runner.sample().result()
+        self._run(runner, plan)
 
     def init_kv_cache(self, kv_config: KVCacheConfig) -> None:
         self._kv_config = kv_config
@@ -201,15 +199,13 @@ class ModelWorker(Worker):
                 best_token=ops.best_token,
                 draw_token=ops.draw_token,
             )
-        return Runner(self.model, runtime, kv, groups, batch, sampler, vocab_size)
+        return Runner(self.model, runtime, kv, groups, batch, sampler, vocab_size, self.comm)
 
     def warm_up(self) -> None:
         if self._kv_config is None:
             raise RuntimeError("the worker has no KV cache yet: call init_kv_cache first")
         for plan in warm_up_plans(self._kv_config, self._max_len):
-            self.execute(plan)
-            if self.is_sampling and plan.num_scheduled_tokens:
-                self.runner.sample().result()
+            self._run(self.runner, plan)
         with torch.inference_mode():
             for _, counts in self._expert_counts():
                 counts.zero_()
@@ -217,6 +213,14 @@ class ModelWorker(Worker):
         if generates and self.config.graphs.is_enabled and (backend := self.runtime.graphs()) is not None:
             self._record_graphs(backend, self._kv_config)
         self.runtime.synchronize()
+
+    def _run(self, runner: Runner, plan: StepPlan) -> None:
+        """One step from its plan to its result."""
+        runner.execute(plan)
+        if self.is_sampling:
+            runner.sample().result()
+        else:
+            runner.accept()
 
     def _expert_counts(self) -> list[tuple[str, torch.Tensor]]:
         """Of each router that counts, ``[num_experts]``."""
@@ -258,8 +262,8 @@ class ModelWorker(Worker):
     def sample(self) -> PendingStep:
         return self.runner.sample()
 
-    def accept(self, sampled_token_ids: Mapping[str, Sequence[int]]) -> None:
-        self.runner.accept(sampled_token_ids)
+    def accept(self) -> None:
+        self.runner.accept()
 
     def profile(self, run: Callable[[], object]) -> str | None:
         return self.runtime.profile(run)

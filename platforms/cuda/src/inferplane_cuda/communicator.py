@@ -50,6 +50,11 @@ class CudaCommunicator(TorchCommunicator):
         )
         return total
 
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.contiguous()
+        dist.broadcast(tensor, 0)
+        return tensor
+
     def close(self) -> None:
         self._shared = None
         super().close()

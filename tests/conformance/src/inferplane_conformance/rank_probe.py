@@ -32,6 +32,7 @@ def main() -> None:
             "gather_0": runtime.to_host(comm.all_gather(mine, 0)).tolist(),
             "gather_1": runtime.to_host(comm.all_gather(mine, 1)).tolist(),
             "gather_view": runtime.to_host(comm.all_gather(mine.t(), -1)).tolist(),
+            "broadcast": runtime.to_host(comm.broadcast(mine.long()[0])).tolist(),
             "sum_bits": runtime.to_host(comm.all_reduce(runtime.to_device(noise))).view(torch.int32).tolist(),
         }
         comm.close()

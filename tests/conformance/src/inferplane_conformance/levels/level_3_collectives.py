@@ -46,6 +46,7 @@ def test_collectives(answers: list[dict[str, Any]]) -> None:
         "gather_0": torch.cat([first, second], 0),
         "gather_1": torch.cat([first, second], 1),
         "gather_view": torch.cat([first.t(), second.t()], 1),
+        "broadcast": first.long()[0],
     }
     for rank, answer in enumerate(answers):
         assert answer["ranks"] == [rank, 2]
