@@ -24,10 +24,8 @@ def reference(rows: np.ndarray, name: str) -> np.ndarray:
         return gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
 
 
-def test_the_formats_that_the_project_promises_are_there() -> None:
-    promised = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
-    promised += ["Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
-    assert sorted(BY_NAME) == sorted(promised)
+def test_what_the_package_dequantizes_is_read() -> None:
+    assert {"F32", "F16", *(kind.name for kind in gguf.quants._type_traits)} == set(BY_NAME)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -44,12 +42,25 @@ def dequantize(rows: np.ndarray, name: str, values: int) -> np.ndarray:
     return matrix.read({"weight": torch.from_numpy(rows)}).dequantize(torch.float32).numpy()
 
 
+def random_blocks(name: str, num_rows: int, num_blocks: int) -> np.ndarray:
+    """Of any bytes, so that there are infinite and not-a-number scales too."""
+    known = BY_NAME[name]
+    shape = (num_rows, num_blocks, known.bytes_per_block)
+    blocks = np.random.default_rng(7).integers(0, 256, shape, dtype=np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] %= 255  # the exponent that is not a number, which ggml takes for 2 ** 127
+    if name == "NVFP4":
+        blocks[..., :4] &= 127  # scales have no sign
+    return blocks.reshape(num_rows, -1)
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
-    known = BY_NAME[name]
-    # random bytes reach infinite and not-a-number scales too
-    rows = np.random.default_rng(7).integers(0, 256, (50, 40 * known.bytes_per_block), dtype=np.uint8)
-    got, want = dequantize(rows, name, 40 * known.block_size), reference(rows, name)
+    rows = random_blocks(name, 50, 40)
+    got, want = dequantize(rows, name, 40 * BY_NAME[name].block_size), reference(rows, name)
+    if name in ("MXFP4", "NVFP4"):
+        # their table has a negative zero, which ggml's has not
+        got, want = got + 0.0, want + 0.0
     assert got.shape == want.shape
     # not a number is as good as another that is not
     is_number = ~np.isnan(want)
@@ -57,9 +68,7 @@ def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
     np.testing.assert_array_equal(bits(got[is_number]), bits(want[is_number]))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PACKED if not name.endswith("_K") and not name.startswith("IQ")]
-)
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_quantized_weights_come_back_near(name: str) -> None:
     weights = np.random.default_rng(1).standard_normal((8, 256), dtype=np.float32)
     rows = gguf.quantize(weights, gguf.GGMLQuantizationType[name])
@@ -81,7 +90,7 @@ def test_a_row_is_whole_blocks() -> None:
         BY_NAME["Q6_K"].row_bytes(300)
 
 
-@pytest.mark.parametrize(("type_id", "name"), [(16, "IQ2_XXS"), (39, "MXFP4"), (999, "unknown")])
+@pytest.mark.parametrize(("type_id", "name"), [(9, "Q8_1"), (28, "F64"), (999, "unknown")])
 def test_other_types_are_refused_by_name(type_id: int, name: str) -> None:
     with pytest.raises(ModelLoadError, match=rf"'blk\.0\.x' is of type {name} \({type_id}\).*Q4_K"):
         block_format(type_id, "blk.0.x")

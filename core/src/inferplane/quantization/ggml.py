@@ -63,17 +63,27 @@ FORMATS = {
         BlockFormat("Q4_K", 12, _K, 144),
         BlockFormat("Q5_K", 13, _K, 176),
         BlockFormat("Q6_K", 14, _K, 210),
+        BlockFormat("IQ2_XXS", 16, _K, 66),
+        BlockFormat("IQ2_XS", 17, _K, 74),
+        BlockFormat("IQ3_XXS", 18, _K, 98),
+        BlockFormat("IQ1_S", 19, _K, 50),
         BlockFormat("IQ4_NL", 20, 32, 18),
+        BlockFormat("IQ3_S", 21, _K, 110),
+        BlockFormat("IQ2_S", 22, _K, 82),
         BlockFormat("IQ4_XS", 23, _K, 136),
+        BlockFormat("IQ1_M", 29, _K, 56),
         BlockFormat("BF16", 30, 1, 2),
+        BlockFormat("TQ1_0", 34, _K, 54),
+        BlockFormat("TQ2_0", 35, _K, 66),
+        BlockFormat("MXFP4", 39, 32, 17),
+        BlockFormat("NVFP4", 40, 64, 36),
     )
 }
 """By the number that GGUF files write."""
 
 # Only so that a refusal can name what the file holds.
 _NAMES_OF_OTHERS = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0",
 }  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def test_gemma3_answers_as_its_folder_does(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "F16", "BF16"])
 def test_packed_tensors_are_what_ggml_makes_of_them(tmp_path: Path, name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     folder = tiny_models.make_tiny_model("llama", tmp_path)
