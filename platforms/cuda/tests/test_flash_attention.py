@@ -123,9 +123,9 @@ def test_what_flash_attention_does_not_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert "multiples of 8" in reason_of(
         FlashAttention, replace(layer, head_dim=36), half, "bulk_tensor_copy"
     )
-    monkeypatch.setattr("inferplane_cuda.flash_packages._is_there", lambda module: False)
+    monkeypatch.setattr("inferplane_cuda.cute_packages._is_there", lambda module: False)
     assert "not installed" in reason_of(FlashAttention, layer, half, "bulk_tensor_copy")
-    monkeypatch.setattr("inferplane_cuda.flash_packages._is_there", lambda module: True)
+    monkeypatch.setattr("inferplane_cuda.cute_packages._is_there", lambda module: True)
     assert not reason_of(FlashAttention, layer, half, "bulk_tensor_copy")
 
 

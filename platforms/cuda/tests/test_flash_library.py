@@ -15,7 +15,7 @@ from attention_parity import HALF, NUM_HEADS, make_layer, with_window
 from attention_steps import ragged_inputs
 from inferplane.api import CapabilitySet, DeviceDescriptor
 from inferplane.api.attention import AttentionLayer, AttentionQuery
-from inferplane_cuda import flash_library
+from inferplane_cuda import cute_compiling, flash_library
 from inferplane_cuda.flash_attention import FlashAttention
 from inferplane_cuda.flash_library import CACHE_DIR, CACHE_ENABLED, Variant
 
@@ -31,7 +31,7 @@ LAYERS = {
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_library, "_compiling", {})
+    monkeypatch.setattr(cute_compiling, "_compiling", {})
 
 
 def query_of(layer: AttentionLayer, dtype: torch.dtype = BF16) -> AttentionQuery:
@@ -91,12 +91,12 @@ def test_what_is_compiled_ahead_is_what_steps_call(
 def test_layers_of_one_kind_are_compiled_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, compiled = threading.Event(), []
 
-    def compile_variant(variant: Variant, device: torch.device) -> None:
+    def launch(variant: Variant, device: torch.device) -> None:
         assert may_end.wait(10)
         compiled.append(variant)
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(flash_library, "_compile", compile_variant)
+    monkeypatch.setattr(flash_library, "_launch", launch)
     monkeypatch.setattr(flash_library, "_imported", lambda: compiled.copy)
     layer = LAYERS["plain"]
     for name in ("a", "b"):

@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from inferplane.api.attention import AttentionQuery
 from inferplane.api.kv import SlidingWindowSpec
+from inferplane_cuda import cute_compiling
 
 ONE_KERNEL_TOKENS = 1024
 """The longest prompt of a step is said to have so many at least: it is compiled once more for prompts that fit in a
@@ -81,32 +80,20 @@ class Variant:
         )
 
 
-_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flash-attention")
-"""A single one: the compiler is not made for several at a time."""
-_compiling: dict[Variant, Future[None]] = {}
-
-
 def start_compiling(variant: Variant, device: torch.device) -> None:
-    """Once for each variant. What goes wrong does so again, and is seen, where the kernel is needed."""
-    if variant not in _compiling:
-        _compiling[variant] = _thread.submit(_compile, variant, device)
+    cute_compiling.start_compiling(variant, partial(_launch, variant, device), device)
 
 
 def attend() -> Callable[..., Any] | None:
     """``flash_attn_varlen_func``, once nothing is being compiled; None where it cannot be imported."""
-    if not all(future.done() for future in _compiling.values()):
-        for future in _compiling.values():
-            future.exception()
+    cute_compiling.wait()
     return _imported()
 
 
-def _compile(variant: Variant, device: torch.device) -> None:
+def _launch(variant: Variant, device: torch.device) -> None:
     attend = _imported()
     if attend is not None:
-        torch.cuda.set_device(device)  # of this thread
-        with torch.inference_mode():
-            variant.call(attend, device)
-        torch.cuda.synchronize(device)
+        variant.call(attend, device)
 
 
 @cache
@@ -129,11 +116,8 @@ def _keep_on_disk() -> None:
     """In a folder of the user's own, unless the environment says otherwise. It is read when the library is imported."""
     if CACHE_ENABLED in os.environ:
         return
-    parent = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(parent) if parent else Path.home() / ".cache") / "inferplane" / "flash-attention"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return  # a read-only home: it compiles at every start, as it does by itself
+    folder = cute_compiling.cache_folder("flash-attention")
+    if folder is None:
+        return  # it compiles at every start, as it does by itself
     os.environ[CACHE_ENABLED] = "1"
     os.environ.setdefault(CACHE_DIR, str(folder))

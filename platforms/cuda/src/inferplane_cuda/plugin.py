@@ -42,8 +42,9 @@ def attention_backends() -> Sequence[type[AttentionBackend]]:
 @hookimpl
 def linear_kernels() -> Sequence[type[LinearKernel]]:
     from inferplane_cuda.linear import CudaLinear
+    from inferplane_cuda.quack_linear import QuackLinear
 
-    return [CudaLinear]
+    return [QuackLinear, CudaLinear]
 
 
 @hookimpl
