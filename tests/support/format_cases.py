@@ -19,8 +19,10 @@ import torch
 from inferplane.api import CapabilitySet, DeviceDescriptor
 from inferplane.api.linear import LinearShape
 from inferplane.api.quant import QuantFormat, StoredMatrix
+from inferplane.api.quantized_experts import ExpertsShape
 from inferplane.api.quantized_weight import QuantScheme
 from inferplane.plugins import PluginSet, load_plugins
+from inferplane.plugins.decision import Decision
 from inferplane.quantization.ggml import TENSOR_TYPES
 from inferplane.quantization.registry import GGUF, ONLINE, STORED
 from quantized_checkpoints import torchao
@@ -131,10 +133,12 @@ def _cells(case: FormatCase, plugins: PluginSet) -> dict[str, str]:
     except ValueError as error:
         return {"scheme": "", **dict.fromkeys(devices, f"refused: {error}")}
     matrix = quantization.matrix("layer", SIZE, SIZE)
+    serves = _serves
     if matrix is None:
-        return {"scheme": "of experts", **dict.fromkeys(devices, "reference")}
+        matrix, serves = quantization.stacked("experts", 8, SIZE, SIZE), _serves_experts
+    assert matrix is not None, case
     scheme = _scheme(matrix)
-    serving = {name: _serves(scheme, device, plugins) for name, device in devices.items()}
+    serving = {name: serves(scheme, device, plugins) for name, device in devices.items()}
     return {"scheme": str(scheme), **serving}
 
 
@@ -150,7 +154,19 @@ def _scheme(matrix: StoredMatrix) -> QuantScheme:
 
 def _serves(scheme: QuantScheme, device: DeviceDescriptor, plugins: PluginSet) -> str:
     shape = LinearShape("layer", SIZE, SIZE, torch.bfloat16, False, scheme)
-    decision = plugins.quantized_decision(shape, device)
+    return _outcome(plugins.quantized_decision(shape, device))
+
+
+def _serves_experts(scheme: QuantScheme, device: DeviceDescriptor, plugins: PluginSet) -> str:
+    shape = ExpertsShape(
+        name="experts", num_experts=8, first_expert=0, hidden_size=SIZE, intermediate_size=SIZE // 2,
+        dtype=torch.bfloat16, activation="silu", swiglu_alpha=1.702, swiglu_limit=7.0, has_bias=True, gate_up=scheme,
+        down=scheme,
+    )  # fmt: skip
+    return _outcome(plugins.experts_decision(shape, device))
+
+
+def _outcome(decision: Decision) -> str:
     if decision.chosen.implementation is not None:
         return f"`{decision.chosen.name}`"
     reasons = [f"`{each.name}` {each.reason}" for each in decision.candidates if each.reason is not None]

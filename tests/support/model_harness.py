@@ -23,6 +23,7 @@ from inferplane.api.linear import LinearKernel, LinearShape, Multiply
 from inferplane.api.model import BuildContext, ForwardBatch, Model
 from inferplane.api.ops import OPS, OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
+from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
 from inferplane.api.state import StateLayer, allocate_states, state_rounds
 from inferplane.config import (
     CacheConfig,
@@ -131,6 +132,7 @@ def make_context(
     choose_linear: Callable[[LinearShape], type[LinearKernel]] = lambda shape: DenseLinear,
     quantization: QuantFormat | None = None,
     choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None,
+    choose_experts: Callable[[ExpertsShape], type[QuantizedExpertsKernel] | None] = lambda shape: None,
     load_format: str = "auto",
     kv_dtype: str | None = None,
     seed: int = 0,
@@ -166,6 +168,7 @@ def make_context(
         choose_attention=lambda layer: attention,
         quantization=quantization or make_format(config, {}),
         choose_quantized=choose_quantized,
+        choose_experts=choose_experts,
     )
 
 

@@ -359,7 +359,7 @@ def test_the_worker_sees_the_choices_and_not_the_manager() -> None:
 
     offered = {name for name in vars(Providers) if not name.startswith("_")}
     assert offered == {
-        "choose_attention", "choose_linear", "choose_quantized", "logits_processors", "models", "quant_formats",
-        "resolve_ops", "weight_loader",
+        "choose_attention", "choose_experts", "choose_linear", "choose_quantized", "logits_processors", "models",
+        "quant_formats", "resolve_ops", "weight_loader",
     }  # fmt: skip
     assert all(callable(getattr(PluginSet, name)) for name in offered)

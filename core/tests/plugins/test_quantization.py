@@ -94,3 +94,42 @@ def test_explained_without_a_kernel(folder: Path) -> None:
     args = EngineArgs(model=str(folder), device="reference", quantization="fp8")
     choices = [each for each in explain(args, load_plugins()).choices if each.kind == "quantized"]
     assert {choice.decision.chosen.name for choice in choices} == {"dequantize"}
+
+
+EXPERTS_PLUGIN = """
+from inferplane.api import *
+MANIFEST = PluginManifest(name="toy", api=API_VERSION, provides=("quantization",))
+
+@hookimpl
+def quantized_experts_kernels(device):
+    from inferplane.api.ops import fused_experts
+    from inferplane.api.quantized_experts import QuantizedExpertsKernel
+    class Toy(QuantizedExpertsKernel):
+        name, priority = "toy_experts", 5
+        @classmethod
+        def unsupported_reason(cls, shape, device):
+            return None if shape.gate_up.number.value == "fp8_e4m3" else "multiplies fp8 only"
+        @classmethod
+        def prepare(cls, shape, gate_up, down, gate_up_bias, down_bias):
+            w13, w2 = (each.dequantize(shape.dtype).unflatten(0, (shape.num_experts, -1)) for each in (gate_up, down))
+            return lambda x, weights, ids: fused_experts(x, weights, ids, w13, w2, first_expert=shape.first_expert)
+    return [Toy]
+"""
+
+
+def test_a_kernel_for_experts_from_outside(toys: ToyIndex, tiny_model: Callable[[str], Path]) -> None:
+    """The same tokens as where they are dequantized, and who was asked."""
+    folder, outputs = tiny_model("qwen3_moe"), []
+    for installs in (False, True):
+        if installs:
+            toys.install("toy", EXPERTS_PLUGIN)
+        with LLM(str(folder), device="reference", kv_cache_bytes=4 << 20, quantization="fp8") as llm:
+            outputs += llm.generate([{"prompt_token_ids": PROMPT}], GREEDY, use_tqdm=False)
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    chosen = {"fp8": "toy_experts", "int8": "dequantize"}
+    for method, name in chosen.items():
+        args = EngineArgs(model=str(folder), device="reference", quantization=method)
+        choices = [each for each in explain(args, load_plugins()).choices if each.kind == "experts"]
+        assert {choice.decision.chosen.name for choice in choices} == {name}
+        assert choices[0].detail.startswith("8 experts of 64 × 48, ")
+    assert choices[0].losing_reason(0) == "multiplies fp8 only"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from coded_experts import DTYPES, drawn_experts
 from inferplane_kernels_triton import moe_sort
+from inferplane_kernels_triton.moe_codes import ExpertCodes
 from inferplane_kernels_triton.moe_experts import ACTIVATIONS, ExpertsConfig, fused_experts
 from inferplane_kernels_triton.moe_one_token import OneTokenConfig
 from inferplane_kernels_triton.moe_routing import topk_softmax
@@ -14,6 +18,8 @@ from kernel_checks import MATRIX_DTYPES, assert_close, gpu
 
 SMALL = ExpertsConfig(16, 16, 32, 4, 1)
 ALPHA, LIMIT = 1.702, 1.0
+Codes = Callable[[int, int, int, torch.device], tuple[ExpertCodes, torch.Tensor]]
+"""Draws experts, out, in, on a device."""
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
@@ -60,6 +66,7 @@ def check(
     device: torch.device,
     config: ExpertsConfig | None,
     *,
+    codes: Codes | None = None,
     activation: str = "silu",
     has_bias: bool = False,
     first_expert: int = 0,
@@ -68,8 +75,8 @@ def check(
 ) -> None:
     num_experts, top_k, hidden, inner = shape
     x = torch.randn(num_tokens, hidden + 8, device=device).to(dtype)[:, 8:]
-    w13 = (torch.randn(num_experts, 2 * inner, hidden, device=device) * hidden**-0.5).to(dtype)
-    w2 = (torch.randn(num_experts, hidden, inner, device=device) * inner**-0.5).to(dtype)
+    w13, w13_numbers = weights_of(num_experts, 2 * inner, hidden, dtype, device, codes)
+    w2, w2_numbers = weights_of(num_experts, hidden, inner, dtype, device, codes)
     b13 = torch.randn(num_experts, 2 * inner, device=device).to(dtype) if has_bias else None
     b2 = torch.randn(num_experts, hidden, device=device).to(dtype) if has_bias else None
     weights, ids = topk_softmax(torch.randn(num_tokens, num_experts, device=device), top_k, True)
@@ -83,11 +90,26 @@ def check(
     local = ids - first_expert
     for e in range(num_experts):
         rows, places = (local == e).nonzero(as_tuple=True)
-        hidden_states = x[rows].double() @ w13[e].double().T
+        hidden_states = x[rows].double() @ w13_numbers[e].T
         hidden_states = gate(hidden_states + (b13[e].double() if has_bias else 0), activation)
-        y = hidden_states @ w2[e].double().T + (b2[e].double() if has_bias else 0)
+        y = hidden_states @ w2_numbers[e].T + (b2[e].double() if has_bias else 0)
         want.index_add_(0, rows, y * weights[rows, places].double()[:, None])
     assert_close(got, want)
+
+
+def weights_of(
+    num_experts: int,
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    codes: Codes | None,
+) -> tuple[torch.Tensor | ExpertCodes, torch.Tensor]:
+    """Plain or coded, and in float64."""
+    if codes is not None:
+        return codes(num_experts, out_features, in_features, device)
+    numbers = torch.randn(num_experts, out_features, in_features, device=device) * in_features**-0.5
+    return numbers.to(dtype), numbers.to(dtype).double()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *MATRIX_DTYPES], ids=str)
@@ -133,6 +155,56 @@ def test_a_single_token_in_every_way(first_expert: int, activation: str, device:
     )  # fmt: skip
 
 
+def in_eight_bits(
+    block: tuple[int | None, int | None], dtype: torch.dtype = torch.float8_e4m3fn
+) -> dict[str, Codes]:
+    return {"codes": lambda *sizes: drawn_experts(*sizes[:3], block, sizes[3], dtype)}
+
+
+BLOCKS = [(1, None), (8, 32), (16, 16), (1, 48)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_codes(num_tokens: int, block: tuple[int, int | None], dtype: torch.dtype, device: torch.device):
+    """Rows that end within a block, and several blocks in a tile or the other way round."""
+    check(num_tokens, (4, 2, 72, 40), dtype, device, SMALL, **in_eight_bits(block))
+
+
+@pytest.mark.parametrize("coded_dtype", DTYPES, ids=str)
+def test_types_of_codes(coded_dtype: torch.dtype, device: torch.device):
+    for num_tokens, config in ((6, SMALL), (1, None)):
+        codes = in_eight_bits((8, 32), coded_dtype)
+        check(
+            num_tokens,
+            (4, 2, 40, 24),
+            torch.float16,
+            device,
+            config,
+            has_bias=True,
+            one_token=ONE_TOKEN,
+            **codes,
+        )
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("first_expert", [0, 4])
+def test_codes_of_a_single_token(first_expert: int, block: tuple[int, int | None], device: torch.device):
+    check(
+        1, (4, 3, 72, 40), torch.float32, device, None, first_expert=first_expert, has_bias=True,
+        one_token=ONE_TOKEN, **in_eight_bits(block),
+    )  # fmt: skip
+
+
+def test_codes_whose_scales_do_not_fit(device: torch.device):
+    codes = torch.zeros(2, 8, 40, dtype=torch.int8, device=device)
+    with pytest.raises(ValueError, match=r"scale has shape \(2, 8, 1\), needs \(2, 1, 1\)"):
+        ExpertCodes(codes, torch.zeros(2, 8, 1, device=device), 8, 40)
+    with pytest.raises(ValueError, match="a multiple of 16 columns, not 20"):
+        ExpertCodes(codes, torch.zeros(2, 8, 2, device=device), 1, 20)
+
+
 def test_experts_of_another_rank_add_nothing(device: torch.device):
     check(6, (4, 2, 32, 16), torch.float32, device, SMALL, first_expert=4)
 
@@ -149,6 +221,17 @@ def test_no_tokens_and_an_unknown_activation(device: torch.device):
 @pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
 def test_at_real_shapes(num_tokens: int, device: torch.device):
     check(num_tokens, (128, 8, 2048, 768), torch.bfloat16, device, None)
+
+
+@gpu
+@pytest.mark.parametrize("coded_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", [(1, None), (128, 128), (1, 32)], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
+def test_codes_at_real_shapes(
+    num_tokens: int, block: tuple[int, int | None], coded_dtype: torch.dtype, device: torch.device
+):
+    codes = in_eight_bits(block, coded_dtype)
+    check(num_tokens, (128, 8, 2048, 768), torch.bfloat16, device, None, **codes)
 
 
 @gpu

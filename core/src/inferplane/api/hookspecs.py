@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inferplane.api.ops import OpImpl
     from inferplane.api.platform import Platform
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import QuantizedExpertsKernel
 
 PROJECT = "inferplane"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -101,6 +102,11 @@ def linear_kernels(device: DeviceDescriptor) -> Sequence[type[LinearKernel]]:  #
 @hookspec
 def quantized_linear_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedLinearKernel]]:  # type: ignore[empty-body]
     """Kernels that multiply by a quantized weight on the device. Called in workers."""
+
+
+@hookspec
+def quantized_experts_kernels(device: DeviceDescriptor) -> Sequence[type[QuantizedExpertsKernel]]:  # type: ignore[empty-body]
+    """Kernels that multiply by the quantized experts of a mixture on the device. Called in workers."""
 
 
 @hookspec

@@ -15,6 +15,7 @@ from inferplane.api.kv import EncoderAttentionSpec
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
+from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
 from inferplane.api.state import StateLayer
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class BuildContext:
     """How the checkpoint's weights are quantized, or are to be while they are loaded."""
     choose_quantized: Callable[[LinearShape], type[QuantizedLinearKernel] | None] = lambda shape: None
     """None: nobody multiplies weights of the shape's scheme as they are, so that they are dequantized."""
+    choose_experts: Callable[[ExpertsShape], type[QuantizedExpertsKernel] | None] = lambda shape: None
+    """The same of the experts of a mixture."""
 
     @property
     def hf_config(self) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
 
 
 class Providers(Protocol):
@@ -32,6 +33,12 @@ class Providers(Protocol):
         self, shape: LinearShape, device: DeviceDescriptor
     ) -> type[QuantizedLinearKernel] | None:
         """The kernel for one quantized weight; None where it is to be dequantized."""
+        ...
+
+    def choose_experts(
+        self, shape: ExpertsShape, device: DeviceDescriptor
+    ) -> type[QuantizedExpertsKernel] | None:
+        """The kernel for a layer's quantized experts; None where they are to be dequantized."""
         ...
 
     def quant_formats(self) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ HEADINGS = {
     "attention": "attention layers",
     "linear": "linear layers",
     "quantized": "quantized linear layers",
+    "experts": "quantized experts",
 }
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from inferplane.api.model import BuildContext
+from inferplane.api.quantized_experts import ExpertsShape, MultiplyExperts
+from inferplane.api.quantized_weight import QuantizedWeight
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.parallel import even_share, whole
-from inferplane.layers.stored import MatrixFilling, stored_experts, stored_matrix
+from inferplane.layers.stored import KeptMatrix, stored_experts, stored_matrix
+from inferplane.layers.stored_experts import StoredPart, common_scheme, cuts_a_group, joined
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Experts(Layer):
         self._tensors = tensors
         self._hidden_size = hidden_size
         what = tensors.prefix if isinstance(tensors, SeparateExperts) else tensors.down
+        self._name = what
         if is_expert_parallel:
             self._experts = even_share(num_experts, ctx.comm, f"{what}: number of experts")
             self._inner = whole(intermediate_size)
@@ -78,9 +83,12 @@ class Experts(Layer):
         self._w2: torch.Tensor | None = None
         self._w13_bias = self._empty(2 * self._inner.size) if bias else None
         self._w2_bias = self._empty(hidden_size) if self._adds_down_bias else None
-        self._stored: list[MatrixFilling] = []
+        self._stored: list[StoredPart] = []
+        self._has_plain = False
+        self._multiply: MultiplyExperts | None = None
+        """By quantized weights; then there are no plain ones."""
         self._fused_experts = ctx.ops.fused_experts
-        self._options = {
+        self._options: dict[str, Any] = {
             "activation": activation,
             "first_expert": self._experts.start,
             "swiglu_alpha": swiglu_alpha,
@@ -98,6 +106,8 @@ class Experts(Layer):
         self, hidden: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
         """What this rank contributes."""
+        if self._multiply is not None:
+            return self._multiply(hidden, topk_weights, topk_ids)
         return self._fused_experts(
             hidden,
             topk_weights,
@@ -110,6 +120,7 @@ class Experts(Layer):
         )
 
     def weight_slots(self) -> Sequence[WeightSlot]:
+        self._stored, self._has_plain = [], False
         if isinstance(self._tensors, StackedExperts):
             return self._stacked_slots(self._tensors)
         return self._separate_slots(self._tensors)
@@ -127,22 +138,92 @@ class Experts(Layer):
                 (tensors.down, (hidden, inner), self._copy_down),
             ):
                 name = f"{tensors.prefix}.{expert}.{name}"
-                slots += self._slots_of(name, shape, partial(self._copy_one, copy, expert))
+                is_down = copy == self._copy_down
+                slots += self._slots_of(name, shape, partial(self._copy_one, copy, expert), expert, is_down)
         return slots
 
     def _slots_of(
-        self, name: str, shape: tuple[int, int], copy: Callable[[torch.Tensor], None]
+        self,
+        name: str,
+        shape: tuple[int, int],
+        copy: Callable[[torch.Tensor], None],
+        expert: int,
+        is_down: bool,
     ) -> Sequence[WeightSlot]:
         matrix = stored_matrix(self._ctx, name, *shape)
         if matrix is None:
+            self._has_plain = True
             return [WeightSlot(f"{name}.weight", shape, copy)]
-        self._stored.append(MatrixFilling(self._ctx, matrix, copy))
-        return self._stored[-1].slots()
+        kept = KeptMatrix(self._ctx, matrix)
+        if 0 <= expert - self._experts.start < self._experts.size:
+            take = self._columns_of_down if is_down else self._rows_of_one
+            self._stored.append(StoredPart(kept, is_down, take, copy))
+        return kept.slots()
 
     def finish_loading(self) -> None:
-        for filling in self._stored:
-            filling.finish()
-        self._stored = []
+        """Hands quantized weights to the best kernel or, where there is none, dequantizes them."""
+        parts, self._stored = self._stored, []
+        if not parts:
+            return
+        weights = [part.kept.read() for part in parts]
+        self._multiply = None if self._has_plain else self._quantized(parts, weights)
+        if self._multiply is None:
+            for part, weight in zip(parts, weights):
+                part.copy(weight.dequantize(self._ctx.dtype))
+
+    def _quantized(
+        self, parts: Sequence[StoredPart], weights: Sequence[QuantizedWeight]
+    ) -> MultiplyExperts | None:
+        """None where they are not one product each, or nobody multiplies them."""
+        gate_up, down = (
+            [each for each in zip(parts, weights) if each[0].is_down == is_down] for is_down in (False, True)
+        )
+        gate_up_scheme = common_scheme([weight for _, weight in gate_up], self._inner.size)
+        down_scheme = common_scheme([weight for _, weight in down], self._hidden_size)
+        if gate_up_scheme is None or down_scheme is None or cuts_a_group(down_scheme, self._inner):
+            return None
+        shape = ExpertsShape(
+            name=self._name,
+            num_experts=self._experts.size,
+            hidden_size=self._hidden_size,
+            intermediate_size=self._inner.size,
+            dtype=self._ctx.dtype,
+            has_bias=self._has_bias,
+            gate_up=gate_up_scheme,
+            down=down_scheme,
+            **self._options,
+        )
+        kernel = self._ctx.choose_experts(shape)
+        if kernel is None:
+            return None
+        return kernel.prepare(
+            shape,
+            joined([part.take(weight) for part, weight in gate_up], gate_up_scheme, self._name),
+            joined([part.take(weight) for part, weight in down], down_scheme, self._name),
+            self._w13_bias,
+            self._w2_bias,
+        )
+
+    def _rows_of_one(self, weight: QuantizedWeight) -> QuantizedWeight:
+        return weight.rows(self._inner.span)
+
+    def _columns_of_down(self, weight: QuantizedWeight) -> QuantizedWeight:
+        return weight.columns(self._inner.start, self._inner.start + self._inner.size)
+
+    def _rows_of_stacked(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Gate and up of each of this rank's experts."""
+        assert isinstance(self._tensors, StackedExperts)
+        experts, inner = self._experts, self._inner
+        if inner.size == inner.total and not self._tensors.is_interleaved:
+            return weight.rows(experts.scaled(2 * inner.total).span)
+        rows = torch.arange(2 * inner.total)
+        halves = (rows[::2], rows[1::2]) if self._tensors.is_interleaved else rows.chunk(2)
+        of_one = torch.cat([half[inner.span] for half in halves])
+        starts = torch.arange(experts.total)[experts.span] * 2 * inner.total
+        return weight.rows((starts.unsqueeze(1) + of_one).flatten())
+
+    def _columns_of_stacked_down(self, weight: QuantizedWeight) -> QuantizedWeight:
+        return self._columns_of_down(weight.rows(self._experts.scaled(self._hidden_size).span))
 
     def _copy_one(
         self, copy: Callable[[torch.Tensor, slice], None], expert: int, tensor: torch.Tensor
@@ -158,18 +239,20 @@ class Experts(Layer):
             return (num, num_columns, num_rows) if tensors.is_transposed else (num, num_rows, num_columns)
 
         slots: list[WeightSlot] = []
-        for name, (rows, columns), copy in (
-            (tensors.gate_up, (2 * inner, hidden), self._copy_stacked_gate_up),
-            (tensors.down, (hidden, inner), self._copy_stacked_down),
+        for name, (rows, columns), copy, take in (
+            (tensors.gate_up, (2 * inner, hidden), self._copy_stacked_gate_up, self._rows_of_stacked),
+            (tensors.down, (hidden, inner), self._copy_stacked_down, self._columns_of_stacked_down),
         ):
             stored = stored_experts(self._ctx, name, num, rows, columns)
             if stored is None:
+                self._has_plain = True
                 slots.append(WeightSlot(name, matrix(rows, columns), partial(self._copy_upright, copy)))
                 continue
             # formats have experts upright, whatever the plain checkpoint does, one below another
-            use = partial(self._copy_unstacked, copy, num)
-            self._stored.append(MatrixFilling(self._ctx, stored, use, separator=""))
-            slots += self._stored[-1].slots()
+            kept = KeptMatrix(self._ctx, stored, separator="")
+            unstack = partial(self._copy_unstacked, copy, num)
+            self._stored.append(StoredPart(kept, name == tensors.down, take, unstack))
+            slots += kept.slots()
         if self._has_bias:
             slots += [
                 WeightSlot(f"{tensors.gate_up}_bias", (num, 2 * inner), self._copy_gate_up_bias),

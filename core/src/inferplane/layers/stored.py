@@ -68,21 +68,13 @@ def stored_experts(
         raise ModelLoadError(f"{name}: {error}") from error
 
 
-class WeightFilling:
-    """One stored matrix, which is handed on as soon as its tensors are there."""
+class KeptMatrix:
+    """One stored matrix, whose tensors are kept as they come, which is free while they are parts of a mapped file."""
 
-    def __init__(
-        self,
-        ctx: BuildContext,
-        matrix: StoredMatrix,
-        use: Callable[[QuantizedWeight], None],
-        separator: str = ".",
-    ) -> None:
+    def __init__(self, ctx: BuildContext, matrix: StoredMatrix, separator: str = ".") -> None:
         self._ctx = ctx
         self._matrix = matrix
-        self._use = use
         self._separator = separator
-        self._suffixes = {stored.suffix for stored in matrix.tensors()}
         self._tensors: dict[str, torch.Tensor] = {}
 
     def slots(self) -> Sequence[WeightSlot]:
@@ -97,20 +89,39 @@ class WeightFilling:
             for stored in self._matrix.tensors()
         ]
 
-    def finish(self) -> None:
-        """Does without the optional tensors that have not come. Raises `ModelLoadError` naming the matrix."""
-        if not self._tensors:
-            return
+    def read(self) -> QuantizedWeight:
+        """The whole matrix on the device, without the optional tensors that have not come; they are forgotten here.
+
+        Raises `ModelLoadError` naming the matrix.
+        """
         tensors, self._tensors = self._tensors, {}
         device = self._ctx.device
         try:
-            weight = self._matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
+            return self._matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
-        self._use(weight)
 
     def _keep(self, suffix: str, tensor: torch.Tensor) -> None:
         self._tensors[suffix] = tensor
+
+
+class WeightFilling(KeptMatrix):
+    """One stored matrix, which is handed on as soon as its tensors are there."""
+
+    def __init__(
+        self, ctx: BuildContext, matrix: StoredMatrix, use: Callable[[QuantizedWeight], None]
+    ) -> None:
+        super().__init__(ctx, matrix)
+        self._use = use
+        self._suffixes = {stored.suffix for stored in matrix.tensors()}
+
+    def finish(self) -> None:
+        """Does without the optional tensors that have not come. Raises `ModelLoadError` naming the matrix."""
+        if self._tensors:
+            self._use(self.read())
+
+    def _keep(self, suffix: str, tensor: torch.Tensor) -> None:
+        super()._keep(suffix, tensor)
         if self._tensors.keys() == self._suffixes:
             self.finish()
 
@@ -118,14 +129,8 @@ class WeightFilling:
 class MatrixFilling(WeightFilling):
     """As `WeightFilling`, with plain numbers."""
 
-    def __init__(
-        self,
-        ctx: BuildContext,
-        matrix: StoredMatrix,
-        use: Callable[[torch.Tensor], None],
-        separator: str = ".",
-    ) -> None:
-        super().__init__(ctx, matrix, lambda weight: use(weight.dequantize(ctx.dtype)), separator)
+    def __init__(self, ctx: BuildContext, matrix: StoredMatrix, use: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(ctx, matrix, lambda weight: use(weight.dequantize(ctx.dtype)))
 
 
 class StoredMatrices:

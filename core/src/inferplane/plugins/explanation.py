@@ -17,6 +17,7 @@ from inferplane.api.kv_dtype import stored_type
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply, RowProduct
 from inferplane.api.model import BuildContext
 from inferplane.api.quant import QuantizedLinearKernel, QuantizedWeight
+from inferplane.api.quantized_experts import ExpertsShape, MultiplyExperts, QuantizedExpertsKernel
 from inferplane.config.args import EngineArgs
 from inferplane.config.defaults import Setting
 from inferplane.config.engine import EngineConfig
@@ -37,7 +38,7 @@ class Choice:
     """One decision, and everything that it was made for."""
 
     kind: str
-    """``op``, ``attention``, ``linear`` or ``quantized``."""
+    """``op``, ``attention``, ``linear``, ``quantized`` or ``experts``, which are quantized ones."""
     subjects: tuple[str, ...]
     """Names of the op or of the layers, which are alike in all that matters to a provider."""
     detail: str
@@ -102,6 +103,7 @@ def explain(args: EngineArgs, plugins: PluginSet) -> Explanation:
         choose_attention=recorder.choose_attention,
         quantization=make_format(config, plugins.quant_formats()),
         choose_quantized=recorder.choose_quantized,
+        choose_experts=recorder.choose_experts,
     )
     model = build_model(context, plugins.models())
     slots = [slot for layer in walk_layers(model) for slot in layer.weight_slots() if slot.is_required]
@@ -165,6 +167,15 @@ class _Recorder:
         winner = decision.winner
         return None if winner is None or winner.implementation is None else _NeverUnpacked
 
+    def choose_experts(self, shape: ExpertsShape) -> type[QuantizedExpertsKernel] | None:
+        sizes = f"{shape.num_experts} experts of {shape.hidden_size} × {shape.intermediate_size}"
+        schemes = str(shape.gate_up) if shape.gate_up == shape.down else f"{shape.gate_up}; {shape.down}"
+        bias = ", with bias" if shape.has_bias else ""
+        decision = self._plugins.experts_decision(shape, self._device, dequantizes=self._dequantizes)
+        self._note("experts", shape.name, f"{sizes}, {schemes}{bias}", decision)
+        winner = decision.winner
+        return None if winner is None or winner.implementation is None else _NeverRouted
+
     def _note(self, kind: str, name: str, detail: str, decision: Decision) -> None:
         key = (kind, detail, decision.candidates)
         self._found.setdefault(key, ([], decision))[0].append(name)
@@ -199,6 +210,27 @@ class _NeverUnpacked(QuantizedLinearKernel):
     @classmethod
     def prepare(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> Multiply:
         return _EXPLAINED
+
+
+class _NeverRouted(QuantizedExpertsKernel):
+    """As `_NeverCalled`, of a layer's quantized experts."""
+
+    name = "explained"
+
+    @classmethod
+    def unsupported_reason(cls, shape: ExpertsShape, device: DeviceDescriptor) -> str | None:
+        return None
+
+    @classmethod
+    def prepare(
+        cls,
+        shape: ExpertsShape,
+        gate_up: QuantizedWeight,
+        down: QuantizedWeight,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> MultiplyExperts:
+        return lambda x, topk_weights, topk_ids: _EXPLAINED(x)
 
 
 class _NeverCalled(LinearKernel):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inferplane.api.loading import WeightLoader
     from inferplane.api.ops import OpTable
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
     from inferplane.api.worker import Worker
     from inferplane.config import EngineConfig
     from inferplane.plugins.decision import Decision
@@ -215,6 +216,20 @@ class PluginSet:
     ) -> type[QuantizedLinearKernel] | None:
         """The kernel for one quantized weight; None where it is to be dequantized."""
         return self.quantized_decision(shape, device).chosen.implementation
+
+    def experts_decision(
+        self, shape: ExpertsShape, device: DeviceDescriptor, *, dequantizes: bool = False
+    ) -> Decision:
+        from inferplane.plugins import resolution
+
+        offers = self.collect("quantized_experts_kernels", device)
+        return resolution.decide_experts(offers, shape, device, dequantizes=dequantizes)
+
+    def choose_experts(
+        self, shape: ExpertsShape, device: DeviceDescriptor
+    ) -> type[QuantizedExpertsKernel] | None:
+        """The kernel for a layer's quantized experts; None where they are to be dequantized."""
+        return self.experts_decision(shape, device).chosen.implementation
 
     def attention_backends(self, device: DeviceDescriptor) -> list[type[AttentionBackend]]:
         return [backend for _, backends in self.collect("attention_backends", device) for backend in backends]

@@ -16,6 +16,7 @@ from inferplane.api.kv import QUANTIZED_KV
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OPS, OpImpl, OpQuery, OpTable
 from inferplane.api.quant import QuantizedLinearKernel
+from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
 from inferplane.plugins.decision import Candidate, Decision, ask, decide
 from inferplane.plugins.record import PluginError
 
@@ -55,6 +56,10 @@ def decide_linear(offers: Offers, shape: LinearShape, device: DeviceDescriptor) 
     return decide(subject, candidates, device.platform)
 
 
+_PLAIN_IS_ASKED = "--quantization dequantize asks for plain weights"
+_DEQUANTIZE = Candidate("dequantize", "reference", REFERENCE_PRIORITY, None, None)
+
+
 def decide_quantized(
     offers: Offers, shape: LinearShape, device: DeviceDescriptor, *, dequantizes: bool = False
 ) -> Decision:
@@ -63,7 +68,7 @@ def decide_quantized(
 
     def reason(kernel: type[QuantizedLinearKernel]) -> str | None:
         if dequantizes:
-            return "--quantization dequantize asks for plain weights"
+            return _PLAIN_IS_ASKED
         if shape.needs_rows and not kernel.gives_rows:
             return "gives out no rows of its weight, which an embedding needs"
         return ask(kernel.unsupported_reason, shape, device)
@@ -72,9 +77,25 @@ def decide_quantized(
         Candidate(kernel.name, plugin, kernel.priority, reason(kernel), kernel)
         for plugin, kernel in _classes(offers, QuantizedLinearKernel)
     ]
-    candidates.append(Candidate("dequantize", "reference", REFERENCE_PRIORITY, None, None))
     subject = f"linear layer {shape.name} ({shape.in_features} → {shape.out_features}, {shape.scheme})"
-    return decide(subject, candidates, device.platform)
+    return decide(subject, [*candidates, _DEQUANTIZE], device.platform)
+
+
+def decide_experts(
+    offers: Offers, shape: ExpertsShape, device: DeviceDescriptor, *, dequantizes: bool = False
+) -> Decision:
+    """As `decide_quantized`, of the quantized experts of a layer."""
+
+    def reason(kernel: type[QuantizedExpertsKernel]) -> str | None:
+        return _PLAIN_IS_ASKED if dequantizes else ask(kernel.unsupported_reason, shape, device)
+
+    candidates = [
+        Candidate(kernel.name, plugin, kernel.priority, reason(kernel), kernel)
+        for plugin, kernel in _classes(offers, QuantizedExpertsKernel)
+    ]
+    sizes = f"{shape.num_experts} of {shape.hidden_size} × {shape.intermediate_size}"
+    subject = f"experts {shape.name} ({sizes}, {shape.gate_up}; {shape.down})"
+    return decide(subject, [*candidates, _DEQUANTIZE], device.platform)
 
 
 def decide_attention(offers: Offers, query: AttentionQuery, name: str | None) -> Decision:

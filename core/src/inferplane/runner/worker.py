@@ -120,6 +120,7 @@ class ModelWorker(Worker):
             choose_attention=self._attention,
             quantization=make_format(config, plugins.quant_formats()),
             choose_quantized=lambda shape: None if dequantizes else plugins.choose_quantized(shape, device),
+            choose_experts=lambda shape: None if dequantizes else plugins.choose_experts(shape, device),
         )
 
     def _choose_attention(self, layer: AttentionLayer) -> type[AttentionBackend]:

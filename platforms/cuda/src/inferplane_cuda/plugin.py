@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import QuantizedExpertsKernel
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -52,6 +53,13 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
     from inferplane_cuda.linear import CudaFp8Linear, CudaInt4Linear
 
     return [CudaFp8Linear, CudaInt4Linear]
+
+
+@hookimpl
+def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
+    from inferplane_cuda.experts import CudaEightBitExperts
+
+    return [CudaEightBitExperts]
 
 
 @hookimpl

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import QuantizedExpertsKernel
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -58,6 +59,13 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
     from inferplane_rocm.linear import RocmFp8Linear, RocmInt4Linear
 
     return [RocmFp8Linear, RocmInt4Linear]
+
+
+@hookimpl
+def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
+    from inferplane_rocm.experts import RocmEightBitExperts
+
+    return [RocmEightBitExperts]
 
 
 @hookimpl

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inferplane.api.linear import LinearKernel
     from inferplane.api.ops import OpImpl
     from inferplane.api.quant import QuantizedLinearKernel
+    from inferplane.api.quantized_experts import QuantizedExpertsKernel
 
 MANIFEST = PluginManifest(name=PLATFORM, api=(2, 0), provides=("platform",))
 
@@ -63,6 +64,13 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
     from inferplane_xpu.linear import XpuFp8Linear, XpuInt4Linear
 
     return [XpuFp8Linear, XpuInt4Linear]
+
+
+@hookimpl
+def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
+    from inferplane_xpu.experts import XpuEightBitExperts
+
+    return [XpuEightBitExperts]
 
 
 @hookimpl

@@ -19,6 +19,7 @@ from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.kv_store import store_kv
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
+from inferplane_kernels_triton.moe_codes import ExpertCodes
 from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
 from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.norm import add_rms_norm, add_rms_norm_in_fp8, rms_norm
@@ -199,6 +200,22 @@ def _experts(tuning: TuningTable) -> None:
         fused_experts(x, weights, ids, w13, w2, config=config if num_tokens > 1 else None)
 
 
+def _experts_in_eight_bits(tuning: TuningTable) -> None:
+    def coded(block: tuple[int, int], dtype: torch.dtype, *shape: int) -> ExpertCodes:
+        scale = _meta(shape[0], -(-shape[1] // block[0]), -(-shape[2] // block[1]), dtype=torch.float32)
+        return ExpertCodes(_meta(*shape, dtype=dtype), scale, *block)
+
+    by_row, by_block = (torch.int8, (1, 2048)), (torch.float8_e4m3fn, (128, 128))
+    for num_tokens, (dtype, block) in ((1, by_row), (1, by_block), (8, by_block), (4096, by_row)):
+        weights, ids = topk_softmax(_meta(num_tokens, 128), 8, True)
+        config = ExpertsConfig.default(8 * num_tokens, 128, BF16)
+        config = tuning.config("fused_experts", (num_tokens, 128, 2048, 768), config)
+        w13, w2 = coded(block, dtype, 128, 1536, 2048), coded(block, dtype, 128, 2048, 768)
+        fused_experts(
+            _meta(num_tokens, 2048), weights, ids, w13, w2, config=config if num_tokens > 1 else None
+        )
+
+
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), _meta(28672, 4096), pdl=True)
 
@@ -218,6 +235,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "skinny_matmul": _skinny_matmul,
     "int4": _int4,
     "experts": _experts,
+    "experts_in_eight_bits": _experts_in_eight_bits,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
 

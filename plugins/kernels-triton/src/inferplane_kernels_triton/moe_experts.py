@@ -22,6 +22,7 @@ from inferplane_kernels_triton.launch import (
     prefetch,
     require_unit_stride,
 )
+from inferplane_kernels_triton.moe_codes import ExpertCodes, scale_starts, weight_arguments
 from inferplane_kernels_triton.moe_one_token import OneTokenConfig, experts_of_one_token
 from inferplane_kernels_triton.moe_sort import sort_by_expert
 
@@ -70,11 +71,23 @@ def _tile_of_expert(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.con
 
 
 @triton.jit
+def _add_dot(acc, weight, x, scales, row_mask, start, SCALE_COLUMNS: tl.constexpr):
+    """Columns from ``start`` on, which share a scale where a row has several; its only one is left for the end."""
+    weight = weight.to(x.dtype)
+    if SCALE_COLUMNS > 0:
+        scale = tl.load(scales + start // SCALE_COLUMNS, mask=row_mask, other=0.0)
+        return acc + tl.dot(weight, x, input_precision="ieee") * scale[:, None]
+    else:
+        return tl.dot(weight, x, acc, input_precision="ieee")
+
+
+@triton.jit
 def _expert_product(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, order_ptr, starts_ptr, topk_weights_ptr, x_row, weight_expert, weight_row,
-    num_out, alpha, limit,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, order_ptr, starts_ptr, topk_weights_ptr, x_row, weight_expert,
+    weight_row, num_out, alpha, limit,
     IN: tl.constexpr, TOP_K: tl.constexpr, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    ACTIVATION: tl.constexpr, HAS_SCALE: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GATED: from a token's row of x to the pair's place in the order. Else: from there to the pair's row, weighted."""
@@ -105,16 +118,26 @@ def _expert_product(
         row_starts = expert.to(tl.int64) * weight_expert + rows.to(tl.int64)[:, None] * weight_row
         acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
         up_acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+        scales = scale_ptr
+        up_scales = scale_ptr
+        if HAS_SCALE:
+            outs = 2 * num_out if GATED else num_out
+            scales += scale_starts(expert, rows, outs, IN, SCALE_ROWS, SCALE_COLUMNS)
+            up_scales += scale_starts(expert, rows + num_out, outs, IN, SCALE_ROWS, SCALE_COLUMNS)
         for start in tl.range(0, IN, COLUMNS, num_stages=STAGES):
             columns = (start + tl.arange(0, COLUMNS))[None, :]
             mask = row_mask[:, None] & (columns < IN)
             x_mask = exists[:, None] & (columns < IN)
             x = tl.trans(tl.load(x_ptr + sources[:, None] * x_row + columns, mask=x_mask, other=0.0))
             weight = tl.load(weight_ptr + row_starts + columns, mask=mask, other=0.0)
-            acc = tl.dot(weight, x, acc, input_precision="ieee")
+            acc = _add_dot(acc, weight, x, scales, row_mask, start, SCALE_COLUMNS)
             if GATED:
                 up = tl.load(up_ptr + row_starts + columns, mask=mask, other=0.0)
-                up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
+                up_acc = _add_dot(up_acc, up, x, up_scales, row_mask, start, SCALE_COLUMNS)
+        if HAS_SCALE and SCALE_COLUMNS == 0:
+            acc *= tl.load(scales, mask=row_mask, other=0.0)[:, None]
+            if GATED:
+                up_acc *= tl.load(up_scales, mask=row_mask, other=0.0)[:, None]
         if HAS_BIAS:
             biases = bias_ptr + expert * num_out * (2 if GATED else 1) + rows
             acc += tl.load(biases, mask=row_mask, other=0.0).to(tl.float32)[:, None]
@@ -149,8 +172,8 @@ def fused_experts(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: torch.Tensor | ExpertCodes,
+    w2: torch.Tensor | ExpertCodes,
     *,
     activation: str = "silu",
     w13_bias: torch.Tensor | None = None,
@@ -167,19 +190,21 @@ def fused_experts(
 
     ``x: [num_tokens, hidden]``, ``topk_weights: [num_tokens, top_k]`` float32, ``topk_ids: [num_tokens, top_k]`` int32,
     ``w13: [num_experts, 2 * inner, hidden]`` with the gate's rows first, ``w2: [num_experts, hidden, inner]``,
-    ``w13_bias: [num_experts, 2 * inner]``, ``w2_bias: [num_experts, hidden]``, contiguous but for x. The tensors hold
-    the experts from ``first_expert`` on; an id of any other adds nothing. ``activation`` is one of `ACTIVATIONS`;
+    ``w13_bias: [num_experts, 2 * inner]``, ``w2_bias: [num_experts, hidden]``, contiguous but for x. Codes of weights
+    become numbers of x's dtype as they are loaded, and a block's rows end with those of the gate. The tensors hold the
+    experts from ``first_expert`` on; an id of any other adds nothing. ``activation`` is one of `ACTIVATIONS`;
     ``swiglu_alpha`` and ``swiglu_limit`` belong to ``clamped_swiglu``. Returns a new ``[num_tokens, hidden]`` in x's
     dtype. Nothing is read back to the host.
 
     ``config`` is of the product with gate and up, ``down_config`` of the other one, by default the same. A single token
     has kernels of its own, with ``one_token`` for the two products, unless there is a ``config``.
     """
-    require_unit_stride(x=x, w13=w13, w2=w2)
+    gate_up, down = weight_arguments(w13), weight_arguments(w2)
+    require_unit_stride(x=x, w13=gate_up.numbers, w2=down.numbers)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} should be one of {', '.join(ACTIVATIONS)}")
     num_tokens, top_k = topk_ids.shape
-    num_experts, hidden, inner = w2.shape
+    num_experts, hidden, inner = down.numbers.shape
     num_pairs = num_tokens * top_k
     if num_tokens == 1 and config is None:
         return experts_of_one_token(
@@ -195,17 +220,17 @@ def fused_experts(
     gated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     weighted = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
     for source, weight, bias, target, is_gated, tile in (
-        (x, w13, w13_bias, gated, True, config),
-        (gated, w2, w2_bias, weighted, False, down_config or config),
+        (x, gate_up, w13_bias, gated, True, config),
+        (gated, down, w2_bias, weighted, False, down_config or config),
     ):
         tiles = min(num_pairs, num_pairs // tile.tokens + num_experts)
         _expert_product[(triton.cdiv(target.shape[1], tile.rows), tiles)](
-            source, weight, bias, target, order, starts, topk_weights, source.stride(0), weight.stride(0),
-            weight.stride(1), target.shape[1], swiglu_alpha, swiglu_limit,
-            IN=weight.shape[2], TOP_K=top_k, NUM_EXPERTS=num_experts, EXPERTS=triton.next_power_of_2(num_experts),
-            GATED=is_gated, ACTIVATION=activation, HAS_BIAS=bias is not None, TOKENS=tile.tokens,
-            ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.num_stages, PREFETCH=tile.prefetch, PDL=pdl,
-            **options(pdl, num_warps=tile.num_warps),
+            source, weight.numbers, weight.scale, bias, target, order, starts, topk_weights, source.stride(0),
+            *weight.numbers.stride()[:2], target.shape[1], swiglu_alpha, swiglu_limit,
+            IN=weight.numbers.shape[2], TOP_K=top_k, NUM_EXPERTS=num_experts,
+            EXPERTS=triton.next_power_of_2(num_experts), GATED=is_gated, ACTIVATION=activation, **weight.constants,
+            HAS_BIAS=bias is not None, TOKENS=tile.tokens, ROWS=tile.rows, COLUMNS=weight.columns_of_tile(tile.columns),
+            STAGES=tile.num_stages, PREFETCH=tile.prefetch, PDL=pdl, **options(pdl, num_warps=tile.num_warps),
         )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(num_tokens, triton.cdiv(hidden, block))](

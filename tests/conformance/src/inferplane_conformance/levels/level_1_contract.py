@@ -19,6 +19,7 @@ from inferplane.api.linear import LinearKernel
 from inferplane.api.manifest import API_VERSION, PREVIOUS_API_VERSION
 from inferplane.api.ops import OPS, OpImpl
 from inferplane.api.quant import QuantizedLinearKernel
+from inferplane.api.quantized_experts import QuantizedExpertsKernel
 from inferplane.api.worker import Worker
 from inferplane.config import EngineArgs
 from inferplane.config.engine import DTYPES
@@ -29,6 +30,7 @@ OFFERS: dict[str, type] = {
     "attention_backends": AttentionBackend,
     "linear_kernels": LinearKernel,
     "quantized_linear_kernels": QuantizedLinearKernel,
+    "quantized_experts_kernels": QuantizedExpertsKernel,
 }
 """Hooks that offer classes for a device, with the base of what they offer."""
 NEEDED_DEFAULTS = ("dtype", "block_size", "max_num_seqs", "max_num_batched_tokens")

@@ -1,0 +1,84 @@
+"""The weights of experts in eight bits, and how their scales are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+PIECE = tl.constexpr(16)
+"""Columns that are summed up before their scale multiplies them, where a row has several scales."""
+
+
+@dataclass(frozen=True)
+class ExpertCodes:
+    """``[num_experts, out, in]`` of ``codes * scale``."""
+
+    codes: torch.Tensor
+    """``[num_experts, out, in]`` int8, float8_e4m3fn or float8_e5m2, contiguous."""
+    scale: torch.Tensor
+    """``[num_experts, ceil(out / rows), ceil(in / columns)]`` float32, contiguous."""
+    rows: int
+    """Of one scale."""
+    columns: int
+    """Of one scale: all, or a multiple of 16."""
+
+    def __post_init__(self) -> None:
+        num_experts, out, width = self.codes.shape
+        want = (num_experts, -(-out // self.rows), -(-width // self.columns))
+        if self.scale.shape != want:
+            raise ValueError(f"scale has shape {tuple(self.scale.shape)}, needs {want}")
+        if self.columns < width and self.columns % PIECE.value:
+            raise ValueError(f"scales should be of a multiple of {PIECE.value} columns, not {self.columns}")
+
+
+@dataclass(frozen=True)
+class WeightArguments:
+    """What a kernel is told of a weight."""
+
+    numbers: torch.Tensor
+    """``[num_experts, out, in]``."""
+    scale: torch.Tensor | None
+    constants: dict[str, int]
+    """``SCALE_COLUMNS`` 0 stands for a whole row."""
+
+    def columns_of_tile(self, columns: int) -> int:
+        """At most as many, a power of two, so that no tile has columns of two scales."""
+        size = self.constants["SCALE_COLUMNS"]
+        return min(columns, size & -size) if size else columns
+
+
+def weight_arguments(weight: torch.Tensor | ExpertCodes) -> WeightArguments:
+    if isinstance(weight, torch.Tensor):
+        return WeightArguments(weight, None, {"HAS_SCALE": False, "SCALE_ROWS": 1, "SCALE_COLUMNS": 0})
+    columns = weight.columns if weight.columns < weight.codes.shape[2] else 0
+    constants = {"HAS_SCALE": True, "SCALE_ROWS": weight.rows, "SCALE_COLUMNS": columns}
+    return WeightArguments(weight.codes, weight.scale, constants)
+
+
+@triton.jit
+def scale_starts(
+    expert, rows, NUM_OUT, IN: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr
+):
+    """Where the scales begin of some rows of one expert's matrix, which has ``NUM_OUT``."""
+    per_row: tl.constexpr = (IN + SCALE_COLUMNS - 1) // SCALE_COLUMNS if SCALE_COLUMNS > 0 else 1
+    blocks = (NUM_OUT + SCALE_ROWS - 1) // SCALE_ROWS
+    return (expert.to(tl.int64) * blocks + rows // SCALE_ROWS) * per_row
+
+
+@triton.jit
+def add_product(
+    acc, weight, x, scale_ptr, starts, row_mask, start,
+    IN: tl.constexpr, HAS_SCALE: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Adds ``weight: [ROWS, COLUMNS]`` from column ``start`` on, times ``x: [1, COLUMNS]``, to as many sums; where a
+    row has several scales to a sum for each piece of a row. A row's only scale is left for the end."""
+    product = weight.to(tl.float32) * x
+    if HAS_SCALE and SCALE_COLUMNS > 0:
+        product = tl.sum(tl.reshape(product, (ROWS, COLUMNS // PIECE, PIECE)), axis=2)
+        columns = start + tl.arange(0, COLUMNS // PIECE) * PIECE
+        places = starts[:, None] + (columns // SCALE_COLUMNS)[None, :]
+        product *= tl.load(scale_ptr + places, mask=row_mask[:, None] & (columns < IN)[None, :], other=0.0)
+    return acc + product
