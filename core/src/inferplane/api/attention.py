@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentHeads:
+    """What each head can make of a latent: see `inferplane.api.latents`."""
+
+    nope_dim: int
+    """Dimensions of its key that positions do not turn; the key's others are stored beside the latent."""
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
     """One attention layer on this rank, as a backend needs to know it."""
 
@@ -32,6 +41,8 @@ class AttentionLayer:
     """Whether each head has a learned logit that joins the softmax's denominator; `forward` gets them as ``sinks``."""
     kv_scales: KVScales | None = field(default=None, compare=False, repr=False)
     """Exactly where ``spec.dtype`` is an fp8 type."""
+    latent_heads: LatentHeads | None = None
+    """Of a layer with an `MLAAttentionSpec` that can make heads' own keys and values of its latents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,15 @@ class AttentionBackend(ABC):
     request can get. What is built must hold for any contents, so it may keep those tensors and derive nothing from
     their values; what a step's values decide is made in `refresh_metadata`. Rows without a request have a sequence of
     length 1 in a block that nobody else uses.
+    """
+
+    keeps_latent_rows: ClassVar[bool] = False
+    """Whether it keeps latents as rows: slot s of a layer with an `MLAAttentionSpec` is row s of ``kv`` seen as
+    ``[num_slots, row]``, a row being the vector in kv's dtype (over the layer's scale, of fp8; with its float32 scale
+    behind it, of int8).
+
+    Then prompts for which that takes fewer products are taken off its hands: the core stores and reads their rows, and
+    attends by the op ``causal_attention``. `build_metadata` and `forward` get the other requests of the step.
     """
 
     fuses_rotary: ClassVar[bool] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from inferplane.api.attention import AttentionBackend, AttentionLayer
 from inferplane.api.comm import Communicator
 from inferplane.api.kv import EncoderAttentionSpec
+from inferplane.api.latents import ExpandedPrompts
 from inferplane.api.linear import LinearKernel, LinearShape
 from inferplane.api.ops import OpTable
 from inferplane.api.quant import QuantFormat, QuantizedLinearKernel
@@ -61,6 +62,9 @@ class ForwardBatch:
     metadata: Mapping[str, Any]
     """What the layer's backend built for this step, by layer name (one object for all layers of a group); of a state
     layer its `StateRound`s."""
+    expanded: Mapping[str, ExpandedPrompts] = field(default_factory=dict)
+    """By layer name, of layers that keep latents: the requests at the step's end that are no part of the metadata, and
+    whose heads attend to keys and values of their own. No entry where there are none."""
     query_lens_host: Sequence[int] = ()
     """Tokens of each request, which lie one after another."""
     query_start: torch.Tensor | None = None

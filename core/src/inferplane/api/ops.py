@@ -1,8 +1,8 @@
 """Ops: one signature, one reference body, many providers.
 
 A layer calls ``ops.rms_norm(...)`` on the `OpTable` that was resolved for the model; it never knows whose it is.
-The functions below, in `inferplane.api.state_ops` and in `inferplane.api.encoder_ops` are the references: plain torch,
-right before fast, and what runs when nobody provides better.
+The functions below, in `inferplane.api.state_ops`, `inferplane.api.encoder_ops` and `inferplane.api.causal_op` are the
+references: plain torch, right before fast, and what runs when nobody provides better.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from inferplane.api.causal_op import causal_attention
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.draw_op import draw_token
 from inferplane.api.encoder_ops import encoder_attention
@@ -30,6 +31,7 @@ __all__ = [
     "Tolerance",
     "add_rms_norm",
     "best_token",
+    "causal_attention",
     "causal_conv1d",
     "draw_token",
     "encoder_attention",
@@ -86,6 +88,7 @@ class OpTable:
     best_token: Callable[..., torch.Tensor]
     draw_token: Callable[..., torch.Tensor]
     encoder_attention: Callable[..., torch.Tensor]
+    causal_attention: Callable[..., torch.Tensor]
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if missing := OPS.keys() - functions.keys():

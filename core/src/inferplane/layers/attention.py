@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inferplane.api.attention import AttentionLayer
+from inferplane.api.attention import AttentionLayer, LatentHeads
 from inferplane.api.kv import (
     AttentionSpec,
     ChunkedLocalSpec,
@@ -41,6 +41,7 @@ class Attention(Layer):
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
         latent_rope_dim: int | None = None,
+        latent_heads: LatentHeads | None = None,
         kv_of: Attention | None = None,
     ) -> None:
         """``scale`` is the factor on q·k, ``head_dim ** -0.5`` if left out.
@@ -48,7 +49,8 @@ class Attention(Layer):
         A token sees all earlier ones; with ``window`` itself and the ``window - 1`` before it; with ``chunk`` those of
         its own chunk of so many tokens. ``sinks: [num_heads]`` float32 is kept as it is, to be filled at loading.
         With ``latent_rope_dim`` the only KV head is a latent and, in its last so many dimensions, the rotated part of
-        the key: what is kept of a token is its key, and its value is the latent in it. With ``kv_of`` it attends to the
+        the key: what is kept of a token is its key, and its value is the latent in it; with ``latent_heads`` the caller
+        sees to the prompts in `ForwardBatch.expanded` itself. With ``kv_of`` it attends to the
         keys and values of that earlier layer, is called with those, and keeps none of its own.
 
         Raises `ModelLoadError` where both layers cannot have the same.
@@ -70,6 +72,7 @@ class Attention(Layer):
             soft_cap=soft_cap,
             has_sinks=sinks is not None,
             kv_scales=None if self.kv_scales is None else self.kv_scales.scales,
+            latent_heads=latent_heads,
         )
         self.backend = ctx.choose_attention(self.description)
         self.kv_of = kv_of

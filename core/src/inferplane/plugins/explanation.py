@@ -12,7 +12,7 @@ import torch
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
 from inferplane.api.comm import SoloCommunicator
 from inferplane.api.device import DeviceDescriptor
-from inferplane.api.kv import KVCacheGroup, KVCacheSpec
+from inferplane.api.kv import KVCacheGroup, KVCacheSpec, MLAAttentionSpec
 from inferplane.api.kv_dtype import stored_type
 from inferplane.api.linear import LinearKernel, LinearShape, Multiply, RowProduct
 from inferplane.api.model import BuildContext
@@ -146,6 +146,7 @@ class _Recorder:
         decision = self._plugins.attention_decision(query, self._name)
         extras = [f"soft cap {layer.soft_cap:g}"] if layer.soft_cap is not None else []
         extras += ["sinks"] if layer.has_sinks else []
+        extras += [_prompts_over_latents(layer, decision)] if layer.latent_heads is not None else []
         heads = f"{layer.num_heads} query and {layer.num_kv_heads} KV heads of {layer.head_dim}"
         detail = ", ".join([heads, str(layer.spec), *extras])
         self._note("attention", layer.name, detail, decision)
@@ -185,6 +186,18 @@ class _Recorder:
         return [
             Choice(kind, tuple(names), detail, decision) for (kind, detail, _), (names, decision) in found
         ]
+
+
+def _prompts_over_latents(layer: AttentionLayer, decision: Decision) -> str:
+    winner = decision.winner
+    if winner is None or not winner.implementation.keeps_latent_rows:
+        return "prompts absorbed, because the backend keeps no rows of latents"
+    assert layer.latent_heads is not None and isinstance(layer.spec, MLAAttentionSpec)
+    sizes = layer.latent_heads
+    return (
+        f"long prompts as heads of {sizes.nope_dim + layer.spec.rope_dim} and values of {sizes.value_dim} "
+        "by the op causal_attention"
+    )
 
 
 class _Explained(RowProduct):

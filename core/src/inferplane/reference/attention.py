@@ -29,6 +29,7 @@ class ReferenceAttention(AttentionBackend):
     name = "reference"
     priority = -1000
     quantized_kv = frozenset(QUANTIZED_KV)
+    keeps_latent_rows = True
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer
-from inferplane.api.kv import KVCacheConfig, KVCacheSpec
+from inferplane.api.kv import KVCacheConfig, KVCacheSpec, MLAAttentionSpec
 from inferplane.api.kv_dtype import stored_type
+from inferplane.api.latents import ExpandedPrompts, StepCut
 from inferplane.api.state import StateLayer, StateRound, allocate_states, refresh_rounds, state_rounds
 
 
@@ -82,6 +83,16 @@ class KVGroup:
     block_size: int
     layers_of: tuple[tuple[CacheKeeper, tuple[str, ...]], ...]
     """Names of the group's layers by the backend instance that serves them."""
+    cut: StepCut | None = None
+    """Of a group of latents of which heads can make keys and values of their own."""
+
+    def build_step(self, inputs: AttentionInputs) -> tuple[dict[str, Any], dict[str, ExpandedPrompts]]:
+        """By layer name: the metadata of the requests that backends serve, None where these are none, and the others,
+        if there are any."""
+        names = [name for _, names in self.layers_of for name in names]
+        served, prompts = (inputs, None) if self.cut is None else self.cut(inputs)
+        metadata = self.build_metadata(served) if served.num_reqs else dict.fromkeys(names)
+        return metadata, {} if prompts is None else dict.fromkeys(names, prompts)
 
     def build_metadata(self, inputs: AttentionInputs) -> dict[str, Any]:
         """By layer name; one object for all layers of a backend."""
@@ -113,8 +124,21 @@ def make_groups(
         for name in group.layer_names:
             names_of.setdefault(backend_of(by_name[name]), []).append(name)
         layers_of = tuple((backend, tuple(names)) for backend, names in names_of.items())
-        groups.append(KVGroup(group.spec.block_size, layers_of))
+        cut = _cut_of([by_name[name] for name in group.layer_names], names_of)
+        groups.append(KVGroup(group.spec.block_size, layers_of, cut))
     return groups
+
+
+def _cut_of(layers: Sequence[AttentionLayer | StateLayer], keepers: Iterable[CacheKeeper]) -> StepCut | None:
+    """None where a backend keeps latents otherwise than as rows, or layers differ in what heads make of them."""
+    first = layers[0]
+    if not isinstance(first, AttentionLayer) or not isinstance(first.spec, MLAAttentionSpec):
+        return None
+    keep_rows = all(getattr(keeper, "keeps_latent_rows", False) for keeper in keepers)
+    heads = {each.latent_heads for each in layers if isinstance(each, AttentionLayer)}
+    if first.latent_heads is None or len(heads) > 1 or not keep_rows:
+        return None
+    return StepCut(first.spec, first.latent_heads)
 
 
 def allocate(

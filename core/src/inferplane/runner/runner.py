@@ -232,7 +232,7 @@ class Runner:
         if len(step.unknown_rows):
             token_ids.index_copy_(0, unknown_tokens, self._last_tokens.index_select(0, unknown_rows))
         query_lens_host, seq_lens_host = step.query_lens.tolist(), step.seq_lens.tolist()
-        metadata = {}
+        metadata, expanded = {}, {}
         for group, block_table, slot_mapping in zip(self._groups, staged[8::2], staged[9::2]):
             inputs = AttentionInputs(
                 num_reqs=step.num_reqs,
@@ -245,13 +245,16 @@ class Runner:
                 slot_mapping=slot_mapping,
                 block_size=group.block_size,
             )
-            metadata.update(group.build_metadata(inputs))
+            of_group, prompts = group.build_step(inputs)
+            metadata.update(of_group)
+            expanded.update(prompts)
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=positions,
             logits_rows=logits_rows,
             kv=self._kv,
             metadata=metadata,
+            expanded=expanded,
             query_lens_host=query_lens_host,
             query_start=query_start,
         )

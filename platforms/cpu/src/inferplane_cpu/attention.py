@@ -61,6 +61,7 @@ class CpuPagedAttention(AttentionBackend):
 
     name = "cpu_paged"
     priority = 10
+    keeps_latent_rows = True
 
     def __init__(self) -> None:
         self._scratch = Scratch()

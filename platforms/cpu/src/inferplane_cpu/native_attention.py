@@ -30,6 +30,7 @@ class CpuNativeAttention(AttentionBackend):
     name = "cpu_native"
     priority = 20
     graph_safe = True
+    keeps_latent_rows = True
     fuses_rotary = True
 
     def __init__(self) -> None:

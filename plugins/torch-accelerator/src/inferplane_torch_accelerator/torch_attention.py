@@ -17,6 +17,7 @@ class TorchAttention(AttentionBackend):
     backend serves. A platform gives it a name."""
 
     priority = 0
+    keeps_latent_rows = True
 
     @classmethod
     def unsupported_reason(cls, query: AttentionQuery) -> str | None:

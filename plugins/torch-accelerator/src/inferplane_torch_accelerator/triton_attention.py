@@ -119,6 +119,7 @@ class TritonAttention(AttentionBackend):
     priority = 10
     quantized_kv = FP8 | {INT8}
     graph_safe = True
+    keeps_latent_rows = True
     fuses_rotary = True
 
     def __init__(self) -> None:
