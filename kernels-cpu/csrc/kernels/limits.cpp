@@ -6,7 +6,8 @@ namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
 constexpr int64_t kBytesPerTask = 1 << 18;
-constexpr int kChains = 12;  // of dependent products: more than any unit needs
+// Of dependent products: more than the units need, and no more than there are registers for.
+constexpr int kChains = INFERPLANE_HAS_AVX512 ? 12 : 6;
 
 }  // namespace
 }  // namespace inferplane::INFERPLANE_LEVEL
@@ -60,18 +61,16 @@ EXPORT(double, multiply_registers)(int64_t num_tasks, int64_t rounds_per_task) {
 #else
     Vec sums[kChains], factor = all_of(0.5f);
     for (auto& sum : sums) sum = all_of(1);
-    for (int64_t round = 0; round < rounds_per_task; ++round) {
+    // told nothing of memory: the compiler would keep the sums there, and each round would wait for its stores
+    for (int64_t round = 0; round < rounds_per_task; ++round)
 #pragma GCC unroll 12
-      for (auto& sum : sums) {
+      for (int i = 0; i < kChains; ++i)
 #if INFERPLANE_HAS_AVX512_BF16
-        sum.all = _mm512_dpbf16_ps(sum.all, (__m512bh)_mm512_castps_si512(factor.all),
-                                   (__m512bh)_mm512_castps_si512(factor.all));
+        sums[i].all = _mm512_dpbf16_ps(sums[i].all, (__m512bh)_mm512_castps_si512(factor.all),
+                                       (__m512bh)_mm512_castps_si512(factor.all));
 #else
-        sum = fma(sum, factor, factor);
+        sums[i] = fma(sums[i], factor, factor);
 #endif
-      }
-      asm volatile("" ::: "memory");
-    }
     for (auto& sum : sums) asm volatile("" ::"x"(sum_of(sum)));
 #endif
   });
