@@ -97,6 +97,63 @@ struct Next {
   int first_row, end_row;
 };
 
+// sums[kRows][kPanels * 16], kGroup * 16 apart, = or += rows × panels. Of the rows `present` may be read.
+template <class T, int kPanels, int kRows>
+inline void multiply_rows(const typename LeftOf<T>::Number* rows, int present, int64_t stride, const float* panels,
+                          int64_t panel_stride, int64_t depth, float* sums, bool adds) {
+  using Number = typename LeftOf<T>::Number;
+  constexpr int kStride = kGroup<T> * kPanel, kNumbers = kIsPaired<T> ? 2 : 1;
+  // one panel's sums would wait for one another: its neighbours in depth go into sums of their own
+  constexpr int kChains = INFERPLANE_HAS_AVX512 && kPanels == 1 ? 2 : 1;
+  const Number* row_at[kRows];
+  for (int row = 0; row < kRows; ++row) row_at[row] = rows + (row < present ? row : 0) * stride;
+  Vec total[kChains][kRows][kPanels];
+  for (int row = 0; row < kRows; ++row)
+    for (int panel = 0; panel < kPanels; ++panel) {
+      total[0][row][panel] = adds ? load(sums + row * kStride + panel * kPanel) : all_of(0);
+      if constexpr (kChains == 2) total[1][row][panel] = all_of(0);
+    }
+  auto add_step = [&](int64_t i, auto& into) {
+    Vec columns[kPanels];
+#pragma GCC unroll 4
+    for (int panel = 0; panel < kPanels; ++panel)
+      columns[panel] = load(panels + panel * panel_stride + i / kNumbers * kPanel);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+#if INFERPLANE_HAS_AVX512_BF16
+      if constexpr (kIsPaired<T>) {
+        int pair;
+        std::memcpy(&pair, row_at[row] + i, 4);
+#pragma GCC unroll 4
+        for (int panel = 0; panel < kPanels; ++panel)
+          into[row][panel].all =
+              _mm512_dpbf16_ps(into[row][panel].all, (__m512bh)_mm512_castps_si512(columns[panel].all),
+                               (__m512bh)_mm512_set1_epi32(pair));
+        continue;
+      }
+#endif
+      if constexpr (!kIsPaired<T>) {
+        Vec factor = all_of(row_at[row][i]);
+#pragma GCC unroll 4
+        for (int panel = 0; panel < kPanels; ++panel)
+          into[row][panel] = fma(factor, columns[panel], into[row][panel]);
+      }
+    }
+  };
+  int64_t i = 0;
+  for (; i + kChains * kNumbers <= depth; i += kChains * kNumbers) {
+    add_step(i, total[0]);
+    if constexpr (kChains == 2) add_step(i + kNumbers, total[1]);
+  }
+  if (i < depth) add_step(i, total[0]);
+  for (int row = 0; row < kRows; ++row)
+    for (int panel = 0; panel < kPanels; ++panel) {
+      Vec sum = total[0][row][panel];
+      if constexpr (kChains == 2) sum += total[1][row][panel];
+      store(sums + row * kStride + panel * kPanel, sum);
+    }
+}
+
 // sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded).
 template <class T, int kPanels>
 void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
@@ -143,49 +200,16 @@ void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
   }
 #endif
   (void)next;
-  using Number = typename LeftOf<T>::Number;
-  constexpr int kRows = INFERPLANE_HAS_AVX512 ? 8 : 4;
-  constexpr int kNumbers = kIsPaired<T> ? 2 : 1;
+  constexpr int kRows = INFERPLANE_HAS_AVX512 ? 8 : 4;  // as many sums as there are registers for
   for (int half = 0; half < 2; ++half)
     for (int first = 0; first < left.size[half]; first += kRows) {
-      const Number* rows[kRows];
-      for (int row = 0; row < kRows; ++row)
-        rows[row] = left.half[half] + (first + row < left.size[half] ? first + row : first) * left.stride;
+      const auto* rows = left.half[half] + first * left.stride;
       float* to = sums + (half * kHalf + first) * kStride;
-      Vec total[kRows][kPanels];
-      for (int row = 0; row < kRows; ++row)
-        for (int panel = 0; panel < kPanels; ++panel)
-          total[row][panel] = adds ? load(to + row * kStride + panel * kPanel) : all_of(0);
-      for (int64_t i = 0; i < depth; i += kNumbers) {
-        Vec columns[kPanels];
-#pragma GCC unroll 4
-        for (int panel = 0; panel < kPanels; ++panel)
-          columns[panel] = load(panels + panel * panel_stride + i / kNumbers * kPanel);
-#pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-#if INFERPLANE_HAS_AVX512_BF16
-          if constexpr (kIsPaired<T>) {
-            int pair;
-            std::memcpy(&pair, rows[row] + i, 4);
-#pragma GCC unroll 4
-            for (int panel = 0; panel < kPanels; ++panel)
-              total[row][panel].all =
-                  _mm512_dpbf16_ps(total[row][panel].all, (__m512bh)_mm512_castps_si512(columns[panel].all),
-                                   (__m512bh)_mm512_set1_epi32(pair));
-            continue;
-          }
-#endif
-          if constexpr (!kIsPaired<T>) {
-            Vec factor = all_of(rows[row][i]);
-#pragma GCC unroll 4
-            for (int panel = 0; panel < kPanels; ++panel)
-              total[row][panel] = fma(factor, columns[panel], total[row][panel]);
-          }
-        }
-      }
-      for (int row = 0; row < kRows; ++row)
-        for (int panel = 0; panel < kPanels; ++panel)
-          store(to + row * kStride + panel * kPanel, total[row][panel]);
+      int present = left.size[half] - first;
+      if (present <= kRows / 2)
+        multiply_rows<T, kPanels, kRows / 2>(rows, present, left.stride, panels, panel_stride, depth, to, adds);
+      else
+        multiply_rows<T, kPanels, kRows>(rows, present, left.stride, panels, panel_stride, depth, to, adds);
     }
 }
 

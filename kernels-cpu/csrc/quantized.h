@@ -56,5 +56,9 @@ void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 template <class X>
 void multiply_many_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 #endif
+#if !INFERPLANE_HAS_AVX512_BF16
+template <class X>
+void multiply_widened_rows(const QuantizedMatrix& w, const Rows<X>& rows);
+#endif
 
 }  // namespace inferplane::INFERPLANE_LEVEL

@@ -52,6 +52,15 @@ inline void store(half* to, Vec a, int n) {
   _mm256_mask_storeu_epi16(to, first_lanes(n), _mm512_cvtps_ph(a.all, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// to[0..3]: the sum of the lanes of each.
+inline void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  auto pairs = [](Vec x, Vec y) { return _mm512_add_ps(_mm512_unpacklo_ps(x.all, y.all), _mm512_unpackhi_ps(x.all, y.all)); };
+  __m512d ab = _mm512_castps_pd(pairs(a, b)), cd = _mm512_castps_pd(pairs(c, d));
+  __m512 fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+}
+
 // Elements 0, 2, ... and 1, 3, ... of 32 bfloat16 numbers.
 inline Vec load_even(const bf16* from) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16))}; }
 inline Vec load_odd(const bf16* from) {
@@ -119,6 +128,13 @@ inline Vec max_of_each(const Vec* rows) {
   float highest[16];
   for (int i = 0; i < 16; ++i) highest[i] = max_of(rows[i]);
   return load(highest);
+}
+
+// to[0..3]: the sum of the lanes of each.
+inline void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  auto eight = [](Vec x) { return _mm256_add_ps(x.low, x.high); };
+  __m256 fours = _mm256_hadd_ps(_mm256_hadd_ps(eight(a), eight(b)), _mm256_hadd_ps(eight(c), eight(d)));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 }
 
 inline Vec load(const bf16* from) { return {widen8(from), widen8(from + 8)}; }

@@ -7,9 +7,10 @@
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
-// Up to so many tokens the weight is read with dot products. Tiles take more tokens at no cost.
+// Up to so many tokens the weight is read with dot products. Tiles take more tokens at no cost; where rows have to be
+// widened to floats, to keep those for panels costs as much as a dozen tokens.
 template <class T>
-constexpr int kFewTokens = kUsesTiles<T> ? 1 : kMostDotTokens;
+constexpr int kFewTokens = kUsesTiles<T> ? 1 : kIsPaired<T> ? 4 : INFERPLANE_HAS_AVX512 && sizeof(T) == 2 ? 24 : 12;
 
 constexpr int64_t kPackedBytes = 1 << 20;  // of tokens at a time: half of a second-level cache
 constexpr int kFewestTokens = 192;         // at a time, however deep: each time reads the whole weight
@@ -60,20 +61,34 @@ class Product {
   }
 
   void run_few() const {
-    const T* x = x_;
-    if (norm_ != nullptr) {
-      T* normed = static_cast<T*>(region_scratch(num_tokens_ * depth_ * sizeof(T)));
-      for (int64_t row = 0; row < num_tokens_; ++row) norm_row(x_, *norm_, row, depth_, normed + row * depth_);
-      x = normed;
-    }
+    const DotNumber<T>* x = dot_tokens();
     for_ranges(blocks(), nanoseconds(num_tokens_), [&](int64_t first, int64_t end) {
-      float sums[kMostDotTokens * kBlock];
+      float sums[kFewTokens<T> * kBlock];
       for (int64_t index = first; index < end; ++index) {
         Block block = block_at(index, out_features_, outputs_.is_gated);
         dot_block(weight_, depth_, block, x, int(num_tokens_), sums);
         for (int token = 0; token < num_tokens_; ++token) outputs_.put(token, block, sums + token * kBlock);
       }
     });
+  }
+
+  // The tokens, normed if they have to be, as dot products take them.
+  const DotNumber<T>* dot_tokens() const {
+    constexpr bool kIsReady = std::is_same_v<T, DotNumber<T>>;
+    if (kIsReady && norm_ == nullptr) return reinterpret_cast<const DotNumber<T>*>(x_);
+    int64_t num_numbers = num_tokens_ * depth_;
+    auto tokens = static_cast<DotNumber<T>*>(region_scratch(num_numbers * sizeof(DotNumber<T>) + depth_ * sizeof(T)));
+    T* normed = reinterpret_cast<T*>(tokens + num_numbers);
+    for (int64_t token = 0; token < num_tokens_; ++token) {
+      DotNumber<T>* to = tokens + token * depth_;
+      if constexpr (kIsReady) {
+        norm_row(x_, *norm_, token, depth_, to);
+      } else {
+        if (norm_ != nullptr) norm_row(x_, *norm_, token, depth_, normed);
+        widen_token(norm_ == nullptr ? x_ + token * depth_ : normed, depth_, to);
+      }
+    }
+    return tokens;
   }
 
   // Threads share the tokens out: each packs its own, so that their panels are in its core's cache and in no other's.

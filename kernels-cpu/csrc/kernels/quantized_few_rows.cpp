@@ -87,6 +87,10 @@ constexpr bool kInBytes = false;
 constexpr float kLargest = 32767;
 #endif
 
+// Of few rows the products are quicker than memory, and the processor itself fetches too little ahead.
+constexpr int kMostFetchingRows = INFERPLANE_HAS_AVX512_BF16 ? 0 : 4;
+constexpr int kFetchAhead = 2048;
+
 // A row of activations in fixed point.
 struct FixedRow {
   int16_t* values;  // [num_units * unit]; in bytes: for each word of codes the high ones in their order, then the low
@@ -210,6 +214,10 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_la
     for (int row = 0; row < kRows; ++row)
       for (int chain = 0; chain < kChains; ++chain)
         sum[row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
+    if constexpr (kRows <= kMostFetchingRows) {
+      if (first_lane == 0)
+        for (int at = 0; at < kWords * kStrip * 4; at += 64) _mm_prefetch(codes + kFetchAhead + at, _MM_HINT_T0);
+    }
 #pragma GCC unroll 8
     for (int word = 0; word < kWords; ++word) {
       Ints packed = load_codes(codes + word * kStrip * 4);
