@@ -25,7 +25,9 @@ def check(shape: tuple[int, int], group: int | None, device: torch.device, **par
 
 
 @pytest.mark.parametrize(
-    "parts", [{}, {"has_zero": True}, {"has_offset": True}], ids=lambda each: "+".join(each)
+    "parts",
+    [{}, {"has_zero": True}, {"has_offset": True}, {"is_e2m1": True}],
+    ids=lambda each: "+".join(each),
 )
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 256, None])
 def test_dequantize(group: int | None, parts: dict, device: torch.device):
@@ -70,3 +72,19 @@ def test_at_real_shapes(group: int, has_zero: bool, device: torch.device):
         weight, want = drawn_int4(*shape, group, device, has_zero=has_zero)
         out = poisoned(*shape, dtype=torch.bfloat16, device=device)
         assert torch.equal(dequantize_int4(weight, out, pdl=True), want.bfloat16())
+
+
+def test_every_number_of_e2m1_and_exponents_of_all_sizes(device: torch.device):
+    """As published (OCP MX 1.0): 16 codes in each of groups whose scales are the smallest power of two, the largest…"""
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    packed = torch.arange(16, dtype=torch.uint8).repeat(8).view(1, 128)
+    packed = (packed[:, ::2] | (packed[:, 1::2] << 4)).to(device)
+    exponents = torch.tensor([[0, 1, 127, 200, 126, 128, 100, 252]], dtype=torch.uint8, device=device)
+    scale = exponents.view(torch.float8_e8m0fnu)
+    weight = Int4Matrix.pack(packed, scale, 128, 16, is_e2m1=True)
+    out = dequantize_int4(weight, poisoned(1, 128, dtype=torch.float32, device=device), config=SMALL)
+    codes = torch.tensor([*numbers, *(-each for each in numbers)], dtype=torch.float64, device=device)
+    want = torch.exp2(exponents.double() - 127).view(8, 1) * codes
+    assert torch.equal(out.double().view(8, 16), want)
+    with pytest.raises(ValueError, match="no zero points and no offsets"):
+        Int4Matrix.pack(packed, scale, 128, 16, zero=exponents, is_e2m1=True)

@@ -24,6 +24,7 @@ def check(
     *,
     has_zero: bool = False,
     has_offset: bool = False,
+    is_e2m1: bool = False,
     has_bias: bool = False,
     gated: bool = False,
     pdl: bool = False,
@@ -31,7 +32,7 @@ def check(
     torch.manual_seed(0)
     x = torch.randn(num_tokens, in_features, device=device).to(dtype)
     weight, numbers = drawn_int4(
-        out_features, in_features, group, device, has_zero=has_zero, has_offset=has_offset
+        out_features, in_features, group, device, has_zero=has_zero, has_offset=has_offset, is_e2m1=is_e2m1
     )
     bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
     out = poisoned(num_tokens, out_features // 2 if gated else out_features, dtype=dtype, device=device)
@@ -57,6 +58,11 @@ def test_groups(group: int | None, device: torch.device):
 @pytest.mark.parametrize(("in_features", "group"), [(96, 32), (200, 64), (130, 128), (7, None)])
 def test_rows_that_end_within_a_block_or_a_group(in_features: int, group: int | None, device: torch.device):
     check(2, 16, in_features, group, torch.float16, device, has_zero=True)
+
+
+@pytest.mark.parametrize(("in_features", "group"), [(256, 32), (96, 16), (200, 64)])
+def test_e2m1(in_features: int, group: int, device: torch.device):
+    check(3, 24, in_features, group, torch.float16, device, is_e2m1=True, gated=True, has_bias=True)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 17, 33, 64])

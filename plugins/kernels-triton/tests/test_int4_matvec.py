@@ -12,9 +12,9 @@ from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, i
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.matvec import NormBefore
 from int4_weights import drawn_int4
-from kernel_checks import assert_close, gpu, poisoned
+from kernel_checks import assert_close, gpu
+from row_product import EPS, RowProduct
 
-EPS = 1e-5
 SMALL = {
     int4_matvec: Int4MatvecConfig(rows=4, blocks=2),
     int4_fixed_matvec: Int4FixedMatvecConfig(rows=2, times=2, warps_for_32=4),
@@ -33,41 +33,19 @@ def check(
     device: torch.device,
     config: Any,
     *,
-    has_residual: bool = False,
-    has_norm: bool = False,
-    has_bias: bool = False,
     has_zero: bool = False,
     has_offset: bool = False,
-    gated: bool = False,
+    is_e2m1: bool = False,
     pdl: bool = False,
+    **fused: bool,
 ) -> None:
     torch.manual_seed(0)
-    x = torch.randn(1, in_features, device=device).to(dtype)
     weight, numbers = drawn_int4(
-        out_features, in_features, group, device, has_zero=has_zero, has_offset=has_offset
+        out_features, in_features, group, device, has_zero=has_zero, has_offset=has_offset, is_e2m1=is_e2m1
     )
-    bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
-    wide, norm = x.double(), None
-    if has_norm:
-        residual = torch.randn_like(x) if has_residual else None
-        total = poisoned(1, in_features, dtype=dtype, device=device) if has_residual else None
-        norm = NormBefore(torch.randn(in_features, device=device).to(dtype), EPS, residual, total)
-        if residual is not None:
-            wide = wide + residual.double()
-    out = poisoned(1, out_features // 2 if gated else out_features, dtype=dtype, device=device)
-    assert matvec(x, weight, norm=norm, bias=bias, gated=gated, out=out, config=config, pdl=pdl) is out
-    if norm is not None:
-        if norm.residual_out is not None:
-            assert_close(norm.residual_out, wide)
-            wide = norm.residual_out.double()
-        wide = wide * torch.rsqrt(wide.pow(2).mean() + EPS) * norm.weight.double()
-    want = wide @ numbers.T
-    if bias is not None:
-        want = want + bias.double()
-    if gated:
-        gate, up = want.chunk(2, dim=-1)
-        want = torch.nn.functional.silu(gate) * up
-    assert_close(out, want)
+    row = RowProduct.draw(out_features, in_features, dtype, device, **fused)
+    assert matvec(row.x, weight, config=config, pdl=pdl, **row.options) is row.out
+    row.check(numbers)
 
 
 @both
@@ -109,6 +87,21 @@ def test_rows_that_end_within_a_block_or_a_group(
 @pytest.mark.parametrize("group", [32, 128])
 def test_fused(matvec: Matvec, group: int, fused: dict, device: torch.device):
     check(matvec, 8, 256, group, torch.float16, device, SMALL[matvec], **fused)
+
+
+@pytest.mark.parametrize(
+    "fused", [{}, {"has_norm": True, "has_residual": True, "gated": True, "has_bias": True}]
+)
+@pytest.mark.parametrize(("in_features", "group"), [(256, 32), (200, 64), (96, 16), (7, None)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_e2m1(dtype: torch.dtype, in_features: int, group: int | None, fused: dict, device: torch.device):
+    check(int4_matvec, 8, in_features, group, dtype, device, SMALL[int4_matvec], is_e2m1=True, **fused)
+
+
+def test_whole_numbers_are_not_e2m1(device: torch.device):
+    weight, _ = drawn_int4(4, 128, 32, device, is_e2m1=True)
+    with pytest.raises(ValueError, match="no whole numbers; use int4_matvec"):
+        int4_fixed_matvec(torch.zeros(1, 128, device=device), weight)
 
 
 def test_sums_are_as_exact_as_float32(device: torch.device):
@@ -159,6 +152,8 @@ def test_other_rows_and_columns(matvec: Matvec):
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_at_real_shapes(matvec: Matvec, group: int, pdl: bool, device: torch.device):
     config = type(SMALL[matvec])()
+    if matvec is int4_matvec:
+        check(matvec, 6144, 4096, group, torch.bfloat16, device, config, has_norm=True, is_e2m1=True, pdl=pdl)
     everything = {"has_norm": True, "has_residual": True, "pdl": pdl}
     for has_zero in (False, True):
         check(matvec, 6144, 4096, group, torch.bfloat16, device, config, has_zero=has_zero, **everything)

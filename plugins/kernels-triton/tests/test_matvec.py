@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
-from kernel_checks import assert_close, exact_in_fp8, gpu, poisoned
+from kernel_checks import assert_close, exact_in_fp8, gpu
+from row_product import EPS, RowProduct
 
-EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SMALL = MatvecConfig(rows=4, columns=64)
 
@@ -20,46 +20,19 @@ def check(
     device: torch.device,
     config: MatvecConfig,
     *,
-    has_residual: bool = False,
-    has_norm: bool = False,
-    has_bias: bool = False,
-    gated: bool = False,
     quantized: bool = False,
     pdl: bool = False,
+    **fused: bool,
 ) -> None:
-    x = torch.randn(1, in_features, device=device).to(dtype)
     weight = torch.randn(out_features, in_features, device=device).to(dtype)
-    scale = None
+    numbers, scale = weight.double(), None
     if quantized:
         weight = exact_in_fp8(out_features, in_features, device=device).to(torch.float8_e4m3fn)
         scale = torch.rand(out_features, device=device) / 10
-    bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
-    wide, norm = x.double(), None
-    if has_norm:
-        residual = torch.randn_like(x) if has_residual else None
-        out_residual = poisoned(1, in_features, dtype=dtype, device=device) if has_residual else None
-        norm = NormBefore(torch.randn(in_features, device=device).to(dtype), EPS, residual, out_residual)
-        if residual is not None:
-            wide = wide + residual.double()
-    out = poisoned(1, out_features // 2 if gated else out_features, dtype=dtype, device=device)
-    got = matvec(
-        x, weight, norm=norm, weight_scale=scale, bias=bias, gated=gated, out=out, config=config, pdl=pdl
-    )
-    assert got is out
-    if norm is not None:
-        if norm.residual_out is not None:
-            assert_close(norm.residual_out, wide)
-            wide = norm.residual_out.double()
-        wide = wide * torch.rsqrt(wide.pow(2).mean() + EPS) * norm.weight.double()
-    want = wide @ weight.double().T
-    if scale is not None:
-        want = want * scale.double()
-    if bias is not None:
-        want = want + bias.double()
-    if gated:
-        gate, up = want.chunk(2, dim=-1)
-        want = torch.nn.functional.silu(gate) * up
-    assert_close(out, want)
+        numbers = weight.double() * scale.double()[:, None]
+    row = RowProduct.draw(out_features, in_features, dtype, device, **fused)
+    assert matvec(row.x, weight, weight_scale=scale, config=config, pdl=pdl, **row.options) is row.out
+    row.check(numbers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from dataclasses import replace
 
@@ -37,12 +38,15 @@ def drawn(
     torch.manual_seed(0)
     shape = scheme.granularity.scale_shape(out_features, in_features)
     zero = None if scheme.is_symmetric else torch.randint(-8, 8, shape, dtype=torch.int8).to(device)
+    scale = torch.rand(shape) / 100 + 1e-3
+    if scheme.scale_dtype == torch.float8_e8m0fnu:
+        scale = torch.exp2(torch.randint(-9, -5, shape).float())
     return QuantizedWeight(
         scheme,
         out_features,
         in_features,
         torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8).to(device),
-        (torch.rand(shape) / 100 + 1e-3).to(device, scheme.scale_dtype),
+        scale.to(scheme.scale_dtype).to(device),
         zero,
     )
 
@@ -94,6 +98,16 @@ def test_granularities(granularity: Granularity, device: torch.device) -> None:
         check(drawn(device, replace(SCHEME, granularity=granularity, bits=3)), num_rows)
 
 
+MXFP4 = QuantScheme(Number.FP4, 4, Granularity(1, 32), torch.float8_e8m0fnu)
+NVFP4 = QuantScheme(Number.FP4, 4, Granularity(1, 16), torch.float32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 65])
+@pytest.mark.parametrize("scheme", [MXFP4, NVFP4], ids=str)
+def test_e2m1(scheme: QuantScheme, num_rows: int, device: torch.device) -> None:
+    check(drawn(device, scheme), num_rows, has_bias=True)
+
+
 @pytest.mark.parametrize("is_even", [True, False])
 def test_act_order(is_even: bool, device: torch.device) -> None:
     """Whole groups in any order; or, as a rank's part of a matrix has them, what there happens to be of each."""
@@ -114,7 +128,11 @@ def test_what_it_multiplies() -> None:
         shape = LinearShape("w", IN, OUT, dtype, False, replace(SCHEME, **changes))  # type: ignore[arg-type]
         return Int4Linear.unsupported_reason(shape, device) or ""
 
-    assert reason(bits=8) == reason(number=Number.NF4) == "multiplies whole numbers of up to 4 bits only"
+    assert (
+        reason(bits=8)
+        == reason(number=Number.NF4)
+        == "multiplies whole numbers of up to 4 bits and E2M1 only"
+    )
     assert reason(torch.float32) == "multiplies bfloat16 and float16 activations, not torch.float32"
     assert reason(granularity=Granularity(1, 96)).endswith("a multiple of 128 columns, not 96")
     for group in (16, 128, 384, None):
@@ -139,8 +157,8 @@ def test_the_space_goes_with_the_last_product_that_holds_it(device: torch.device
 def test_at_real_shapes_and_in_a_graph(num_rows: int, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs a GPU")
-    scheme = replace(SCHEME, granularity=Granularity(1, 128), is_symmetric=False)
-    for shape in ((6144, 4096), (4096, 14336)):
+    int4 = replace(SCHEME, granularity=Granularity(1, 128), is_symmetric=False)
+    for scheme, shape in itertools.product((int4, MXFP4), ((6144, 4096), (4096, 14336))):
         weight = drawn(device, scheme, *shape)
         check(weight, num_rows)
         multiply = Int4Linear.prepare(weight, None)

@@ -173,6 +173,12 @@ def _int4_matrix(out_features: int, in_features: int, *, has_zero: bool) -> Int4
     return Int4Matrix(_index(out_features, in_features // 8), _meta(*groups), zero, None, in_features, 128)
 
 
+def _mxfp4_matrix(out_features: int, in_features: int) -> Int4Matrix:
+    exponents = _index(out_features, in_features // 32, dtype=torch.uint8)
+    words = _index(out_features, in_features // 8)
+    return Int4Matrix(words, exponents, None, None, in_features, 32, is_e2m1=True)
+
+
 def _int4(tuning: TuningTable) -> None:
     norm = NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
     config = tuning.config("int4_matvec", (28672, 4096), Int4MatvecConfig())
@@ -189,6 +195,14 @@ def _int4(tuning: TuningTable) -> None:
             few = tuning.config("int4_matmul", (num_tokens, 28672, 4096), few)
             int4_matmul(_meta(num_tokens, 4096), weight, gated=num_tokens == 8, config=few)
         dequantize_int4(weight, _meta(28672, 4096), config=write)
+
+
+def _mxfp4(tuning: TuningTable) -> None:
+    weight = _mxfp4_matrix(28672, 4096)
+    config = tuning.config("int4_matvec", (28672, 4096), Int4MatvecConfig())
+    int4_matvec(_meta(1, 4096), weight, gated=True, config=config)
+    int4_matmul(_meta(8, 4096), weight, config=Int4MatmulConfig.default(8, 28672))
+    dequantize_int4(weight, _meta(28672, 4096))
 
 
 def _experts(tuning: TuningTable) -> None:
@@ -234,6 +248,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,
     "int4": _int4,
+    "mxfp4": _mxfp4,
     "experts": _experts,
     "experts_in_eight_bits": _experts_in_eight_bits,
 }

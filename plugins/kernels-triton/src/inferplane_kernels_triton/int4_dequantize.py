@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at
+from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at, e2m1_at, load_scales
 from inferplane_kernels_triton.launch import begin, options
 
 
@@ -26,7 +26,7 @@ class DequantizeConfig:
 @triton.jit
 def _dequantize(
     words_ptr, scale_ptr, zero_ptr, offset_ptr, out_ptr, num_out, num_blocks,
-    IN: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    IN: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program writes ROWS rows of BLOCKS blocks."""
@@ -42,10 +42,13 @@ def _dequantize(
         group = (blocks * 128 + place * 16) // GROUP
         at = rows * groups + group
         mask = inside & (group < groups)
-        values = codes_at(words, place).to(tl.int32).to(tl.float32) - 8.0
+        if E2M1:
+            values = e2m1_at(words, place, tl.float32)
+        else:
+            values = codes_at(words, place).to(tl.int32).to(tl.float32) - 8.0
         if HAS_ZERO:
             values -= tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
-        values *= tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        values *= load_scales(scale_ptr, at, mask)
         if HAS_OFFSET:
             values += tl.load(offset_ptr + at, mask=mask, other=0.0).to(tl.float32)
         columns = blocks * 128 + place * 16 + lanes
@@ -69,7 +72,7 @@ def dequantize_int4(
     num_blocks = weight.words.shape[1] // 16
     _dequantize[(triton.cdiv(weight.out_features, config.rows), triton.cdiv(num_blocks, config.blocks))](
         weight.words, weight.scale, weight.zero, weight.offset, out, weight.out_features, num_blocks,
-        IN=weight.in_features, GROUP=weight.group, HAS_ZERO=weight.zero is not None,
+        IN=weight.in_features, GROUP=weight.group, E2M1=weight.is_e2m1, HAS_ZERO=weight.zero is not None,
         HAS_OFFSET=weight.offset is not None, ROWS=config.rows, BLOCKS=config.blocks, PDL=pdl,
         **options(pdl, num_warps=config.num_warps),
     )  # fmt: skip

@@ -14,9 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from inferplane_kernels_triton.activation import silu
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
-from inferplane_kernels_triton.int4_matvec import load_words, load_x
+from inferplane_kernels_triton.int4_matvec import load_words, load_x, store_outputs
 from inferplane_kernels_triton.launch import begin, compiles_for_nvidia, options
 from inferplane_kernels_triton.matvec import NormBefore
 
@@ -209,15 +208,9 @@ def _int4_fixed_matvec(
                 acc += x_total * tl.load(offset_ptr + at, mask=is_group, other=0.0).to(tl.float32)
         words = next_words
         result = tl.sum(acc * step[None, :], axis=1)
-        if HAS_BIAS:
-            result += tl.load(bias_ptr + first + time * made + local_rows, mask=is_row, other=0.0).to(
-                tl.float32
-            )
-        if GATED:
-            gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
-            result = silu(gate) * up
-        written = first + time * made + tl.arange(0, made)
-        tl.store(out_ptr + written, result.to(out_ptr.dtype.element_ty), mask=written < num_out)
+        made_before = first + time * made
+        rows = made_before + local_rows
+        store_outputs(result, bias_ptr, out_ptr, rows, is_row, made_before, num_out, HAS_BIAS, GATED, ROWS)
 
 
 def int4_fixed_matvec(
@@ -231,8 +224,10 @@ def int4_fixed_matvec(
     config: Int4FixedMatvecConfig = Int4FixedMatvecConfig(),
     pdl: bool = False,
 ) -> torch.Tensor:
-    """As `int4_matvec`."""
+    """As `int4_matvec`, of whole numbers."""
     weight.check(x)
+    if weight.is_e2m1:
+        raise ValueError("weight: codes of E2M1 are no whole numbers; use int4_matvec")
     if len(x) != 1:
         raise ValueError(f"x has {len(x)} rows, needs 1")
     if norm is not None:

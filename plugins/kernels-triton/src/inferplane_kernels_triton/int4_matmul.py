@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at
+from inferplane_kernels_triton.int4_matrix import Int4Matrix, codes_at, e2m1_at, load_scales
 from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch
 from inferplane_kernels_triton.skinny_matmul import (
     MAX_TOKENS,
@@ -50,8 +50,10 @@ class Int4MatmulConfig:
 
 
 @triton.jit
-def _numbers(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
-    """The codes of one place, less 8, in a type of half precision."""
+def _numbers(words, PLACE: tl.constexpr, NUMBER: tl.constexpr, E2M1: tl.constexpr):
+    """The codes of one place, less 8 or as E2M1, in a type of half precision."""
+    if E2M1:
+        return e2m1_at(words, PLACE, NUMBER)
     code = codes_at(words, PLACE).to(tl.uint16)
     if NUMBER == tl.float16:  # noqa: SIM300 - the compiler compares types in this order
         return (code | 0x6400).to(tl.float16, bitcast=True) - 1032.0
@@ -60,10 +62,10 @@ def _numbers(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def _block_product(
+def block_product(
     acc, words, x_ptr, x_mask, rows, row_mask, block, scale_ptr, zero_ptr, offset_ptr,
-    IN: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    IN: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Adds the product of one block, ``words: [ROWS, 16]``, to ``acc: [ROWS, TOKENS]``; x_ptr is ``[TOKENS, 1]``."""
     num_groups: tl.constexpr = (IN + GROUP - 1) // GROUP
@@ -77,7 +79,7 @@ def _block_product(
         for place in tl.static_range(part * places, (part + 1) * places):
             columns = block * 128 + place * 16 + lanes
             x = tl.trans(tl.load(x_ptr + columns, mask=x_mask & (columns < IN), other=0.0))
-            sums = tl.dot(_numbers(words, place, number), x, sums)
+            sums = tl.dot(_numbers(words, place, number, E2M1), x, sums)
             if HAS_ZERO or HAS_OFFSET:
                 total = tl.dot(tl.full((ROWS, 16), 1.0, number), x, total)
         group = (block * 128 + part * GROUP) // GROUP
@@ -85,7 +87,7 @@ def _block_product(
         mask = row_mask & (group < num_groups)
         if HAS_ZERO:
             sums -= total * tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)[:, None]
-        acc += sums * tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)[:, None]
+        acc += sums * load_scales(scale_ptr, at, mask)[:, None]
         if HAS_OFFSET:
             acc += total * tl.load(offset_ptr + at, mask=mask, other=0.0).to(tl.float32)[:, None]
     return acc
@@ -95,9 +97,9 @@ def _block_product(
 def _int4_matmul(
     x_ptr, words_ptr, scale_ptr, zero_ptr, offset_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, out_row,
     num_tokens, num_out,
-    IN: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    IN: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of the weight (where GATED, a gate and an up by turns), one split, all tokens."""
     num_blocks: tl.constexpr = (IN + 127) // 128
@@ -123,9 +125,9 @@ def _int4_matmul(
         words = tl.load(
             words_ptr + cells + block * 16, mask=row_mask[:, None], other=0, eviction_policy="evict_first"
         )
-        acc = _block_product(
+        acc = block_product(
             acc, words.to(tl.uint32, bitcast=True), x_ptr + tokens[:, None] * x_row, x_mask, rows, row_mask, block,
-            scale_ptr, zero_ptr, offset_ptr, IN, GROUP, HAS_ZERO, HAS_OFFSET, ROWS, TOKENS,
+            scale_ptr, zero_ptr, offset_ptr, IN, GROUP, E2M1, HAS_ZERO, HAS_OFFSET, ROWS, TOKENS,
         )  # fmt: skip
     is_last = True
     if SPLITS > 1:
@@ -182,7 +184,7 @@ def int4_matmul(
             x, weight.words, weight.scale, weight.zero, weight.offset, bias, out,
             workspace.partial if workspace else None, workspace.arrived if workspace else None,
             x.stride(0), out.stride(0), num_tokens, num_out,
-            IN=weight.in_features, GROUP=weight.group, HAS_ZERO=weight.zero is not None,
+            IN=weight.in_features, GROUP=weight.group, E2M1=weight.is_e2m1, HAS_ZERO=weight.zero is not None,
             HAS_OFFSET=weight.offset is not None, HAS_BIAS=bias is not None, GATED=gated,
             TOKENS=padded_tokens(num_tokens), ROWS=config.rows, SPLITS=config.splits, STAGES=config.num_stages,
             PREFETCH=config.prefetch, PDL=pdl, **options(pdl, num_warps=config.num_warps),

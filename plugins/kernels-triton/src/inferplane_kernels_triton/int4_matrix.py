@@ -1,4 +1,4 @@
-"""A weight of 4-bit codes as the kernels here read it.
+"""A weight of 4-bit codes, whole numbers or E2M1, as the kernels here read it.
 
 A row lies in blocks of 128 columns, each 16 words of 32 bits: word ``j`` holds columns ``j``, ``j + 16`` … ``j + 112``
 of its block at its places 0 to 7. One code of each of 16 neighbouring words is then 16 neighbouring columns, which meet
@@ -23,6 +23,7 @@ WORDS = 16
 PLACES = 8
 """Codes in a word."""
 CODE_OF_ZERO = 8
+"""Of whole numbers; of E2M1 it is 0."""
 _ROWS_AT_ONCE = 1 << 12
 
 
@@ -30,6 +31,33 @@ _ROWS_AT_ONCE = 1 << 12
 def codes_at(words, PLACE: tl.constexpr):
     """The codes, 0 to 15, that uint32 ``words`` hold at one place."""
     return (words >> (8 * (PLACE % 4) + 4 * (PLACE // 4))) & 15
+
+
+@triton.jit
+def e2m1_at(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
+    """The numbers of type NUMBER that the codes of uint32 ``words`` at one place are, as E2M1.
+
+    A code's exponent and mantissa are put where those of NUMBER meet: that is the number itself, 0.5 included, which is
+    none of full precision there, but for the difference of the two types' biases.
+    """
+    code = codes_at(words, PLACE)
+    if NUMBER == tl.float32:  # noqa: SIM300 - the compiler compares types in this order
+        return (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True) * 2.0**126
+    code = code.to(tl.uint16)
+    if NUMBER == tl.float16:  # noqa: SIM300
+        return (((code & 8) << 12) | ((code & 7) << 9)).to(tl.float16, bitcast=True) * 2.0**14
+    else:
+        return (((code & 8) << 12) | ((code & 7) << 6)).to(tl.bfloat16, bitcast=True) * 2.0**126
+
+
+@triton.jit
+def load_scales(ptr, at, mask):
+    """As float32; those of a byte are exponents of powers of two, with a bias of 127."""
+    if ptr.dtype.element_ty == tl.uint8:
+        exponent = tl.load(ptr + at, mask=mask, other=0).to(tl.int32)
+        return tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
+    else:
+        return tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
 
 
 def unsupported_group(group: int | None) -> str | None:
@@ -41,12 +69,13 @@ def unsupported_group(group: int | None) -> str | None:
 
 @dataclass(frozen=True)
 class Int4Matrix:
-    """``[out_features, in_features]`` of ``(code - 8 - zero) * scale + offset``."""
+    """``[out_features, in_features]`` of ``(code - 8 - zero) * scale + offset``, or with ``is_e2m1`` of ``number *
+    scale``."""
 
     words: torch.Tensor
-    """int32 ``[out_features, 16 * blocks]``; columns beyond the last are 8."""
+    """int32 ``[out_features, 16 * blocks]``; columns beyond the last are the code of zero."""
     scale: torch.Tensor
-    """``[out_features, groups]`` of any floating dtype."""
+    """``[out_features, groups]`` of any floating dtype; uint8 holds exponents of powers of two, with a bias of 127."""
     zero: torch.Tensor | None
     """Of the scale's shape, int8 or floating."""
     offset: torch.Tensor | None
@@ -54,6 +83,7 @@ class Int4Matrix:
     in_features: int
     group: int
     """Columns of one scale: 16, 32, 64 or a multiple of 128."""
+    is_e2m1: bool = False
 
     @classmethod
     def pack(
@@ -64,11 +94,18 @@ class Int4Matrix:
         group: int | None,
         zero: torch.Tensor | None = None,
         offset: torch.Tensor | None = None,
+        *,
+        is_e2m1: bool = False,
     ) -> Int4Matrix:
         """``codes``: uint8 ``[out_features, ceil(in_features / 2)]``, the even column's in the low half of a byte.
 
-        Raises ValueError for a group that `unsupported_group` names, or scales that are not one for each group.
+        Raises ValueError for a group that `unsupported_group` names, scales that are not one for each group, or E2M1
+        with zero points or offsets.
         """
+        if is_e2m1 and (zero is not None or offset is not None):
+            raise ValueError("weights of E2M1 have no zero points and no offsets")
+        if scale.dtype == torch.float8_e8m0fnu:
+            scale = scale.view(torch.uint8)
         if reason := unsupported_group(group):
             raise ValueError(reason)
         num_blocks = -(-in_features // BLOCK)
@@ -80,9 +117,9 @@ class Int4Matrix:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, needs {want}")
         words = codes.new_empty((len(codes), num_blocks * WORDS), dtype=torch.int32)
         for some, target in zip(codes.split(_ROWS_AT_ONCE), words.split(_ROWS_AT_ONCE)):
-            target.copy_(_words(some, in_features, num_blocks))
+            target.copy_(_words(some, in_features, num_blocks, 0 if is_e2m1 else CODE_OF_ZERO))
         parts = [None if each is None else each.contiguous() for each in (scale, zero, offset)]
-        return cls(words, parts[0], parts[1], parts[2], in_features, size)
+        return cls(words, parts[0], parts[1], parts[2], in_features, size, is_e2m1)
 
     @property
     def out_features(self) -> int:
@@ -95,9 +132,9 @@ class Int4Matrix:
             raise ValueError(f"x has {x.shape[1]} columns, needs {self.in_features}")
 
 
-def _words(codes: torch.Tensor, in_features: int, num_blocks: int) -> torch.Tensor:
+def _words(codes: torch.Tensor, in_features: int, num_blocks: int, filling: int) -> torch.Tensor:
     nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)[:, :in_features]
-    nibbles = torch.nn.functional.pad(nibbles, (0, num_blocks * BLOCK - in_features), value=CODE_OF_ZERO)
+    nibbles = torch.nn.functional.pad(nibbles, (0, num_blocks * BLOCK - in_features), value=filling)
     nibbles = nibbles.view(len(codes), num_blocks, PLACES, WORDS)
     words = nibbles.new_zeros((len(codes), num_blocks, WORDS), dtype=torch.int32)
     for place in range(PLACES):

@@ -1,8 +1,12 @@
 """One row times a weight of 4-bit codes: as fast as the codes can be read, so that each may cost few instructions.
 
-A code is put into the mantissa of a float between 1 and 2 as it stands in its word, which is turned four times to bring
-two codes at a time to where they count; the multiplication does the rest, by an x that is scaled to match. What the
-ones in front and the codes' zero add is the same for every row, and goes out of the sum of each word before its scale.
+The code of a whole number is put into the mantissa of a float between 1 and 2 as it stands in its word, which is turned
+four times to bring two codes at a time to where they count; the multiplication does the rest, by an x that is scaled to
+match. What the ones in front and the codes' zero add is the same for every row, and goes out of the sum of each word
+before its scale. That of E2M1 goes where a float's sign and the ends of its exponent and mantissa meet, which is the
+number itself, only tiny: half of what is missing comes with x, the other half with the scale, so that neither is too
+large.
+
 As in `matvec`, residual, norm, bias and gate are fused.
 """
 
@@ -15,7 +19,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
-from inferplane_kernels_triton.int4_matrix import Int4Matrix
+from inferplane_kernels_triton.int4_matrix import Int4Matrix, load_scales
 from inferplane_kernels_triton.launch import begin, options
 from inferplane_kernels_triton.matvec import NormBefore
 
@@ -50,14 +54,30 @@ def _one_and_code(words, one, PLACE: tl.constexpr):
     return ((turned & mask) | one).to(tl.float32, bitcast=True)
 
 
+HALF_OF_E2M1 = tl.constexpr(2.0**63)
+"""Twice it multiplies a float whose exponent has E2M1's bias to the number that was meant."""
+
+
+@triton.jit
+def _tiny_e2m1(words, PLACE: tl.constexpr):
+    """The numbers of one place as float32, divided by HALF_OF_E2M1 twice."""
+    left: tl.constexpr = 28 - 8 * (PLACE % 4) - 4 * (PLACE // 4)
+    # the sign is shifted back with the others, and so is on both sides of what is masked
+    bits = ((words << left).to(tl.int32, bitcast=True) >> 6).to(tl.uint32, bitcast=True)
+    return (bits & 0x81C00000).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def _add_scaled(
-    acc, sums, total, at, mask, scale_ptr, zero_ptr, offset_ptr, HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr
+    acc, sums, total, at, mask, scale_ptr, zero_ptr, offset_ptr, E2M1: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Adds a group's ``sums`` of codes times x, ``[rows, quarters]`` of a block, whose x alone sum up to ``total``."""
     if HAS_ZERO:
         sums -= total * tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
-    acc += sums * tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if E2M1:
+        sums *= HALF_OF_E2M1
+    acc += sums * load_scales(scale_ptr, at, mask)
     if HAS_OFFSET:
         acc += total * tl.load(offset_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return acc
@@ -76,12 +96,28 @@ def load_x(x_ptr, residual_ptr, residual_out_ptr, columns, mask, writes, HAS_RES
 
 
 @triton.jit
+def store_outputs(
+    result, bias_ptr, out_ptr, rows, is_row, first, num_out,
+    HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Writes ``result: [ROWS]``, of the weight's ``rows``, to the outputs from ``first`` on: with the bias, and where
+    GATED of a gate and an up by turns their product."""
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
+        result = silu(gate) * up
+    outs = first + tl.arange(0, ROWS // 2 if GATED else ROWS)
+    tl.store(out_ptr + outs, result.to(out_ptr.dtype.element_ty), mask=outs < num_out)
+
+
+@triton.jit
 def _int4_matvec(
     x_ptr, residual_ptr, residual_out_ptr, norm_ptr, words_ptr, scale_ptr, zero_ptr, offset_ptr, bias_ptr, out_ptr,
     num_out, eps, one,
-    IN: tl.constexpr, GROUP: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    PDL: tl.constexpr,
+    IN: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_ZERO: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program takes ROWS rows of the weight: its outputs or, where GATED, a gate and an up by turns for each."""
     num_blocks: tl.constexpr = (IN + 127) // 128
@@ -123,31 +159,33 @@ def _int4_matvec(
                     squares += x * x
                     x *= tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
                 total += x
-                factor = 16.0 if place < 4 else 256.0
-                ones += (factor + 8.0) * x
-                factors += (factor * x,)  # type: ignore[assignment]
+                if E2M1:
+                    factors += (x * HALF_OF_E2M1,)  # type: ignore[assignment]
+                else:
+                    factor = 16.0 if place < 4 else 256.0
+                    ones += (factor + 8.0) * x
+                    factors += (factor * x,)  # type: ignore[assignment]
             sums = tl.zeros((ROWS, 16 * BLOCKS), dtype=tl.float32) - ones[None, :]
             for place in tl.static_range(places):
-                sums += _one_and_code(words, one, part * places + place) * factors[place][None, :]
+                if E2M1:
+                    numbers = _tiny_e2m1(words, part * places + place)
+                else:
+                    numbers = _one_and_code(words, one, part * places + place)
+                sums += numbers * factors[place][None, :]
             sums = tl.sum(tl.reshape(sums, (ROWS, 4 * BLOCKS, 4)), axis=2)
             total = tl.sum(tl.reshape(total, (4 * BLOCKS, 4)), axis=1)
             group = ((start + quarters // 4) * 128 + part * GROUP) // GROUP
             at = rows[:, None] * num_groups + group[None, :]
             is_group = is_row[:, None] & (group < num_groups)[None, :]
             acc = _add_scaled(
-                acc, sums, total[None, :], at, is_group, scale_ptr, zero_ptr, offset_ptr, HAS_ZERO, HAS_OFFSET
+                acc, sums, total[None, :], at, is_group, scale_ptr, zero_ptr, offset_ptr, E2M1, HAS_ZERO, HAS_OFFSET
             )  # fmt: skip
         words = next_words
     result = tl.sum(acc, axis=1)
     if HAS_NORM:
         result *= tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + rows, mask=is_row, other=0.0).to(tl.float32)
-    if GATED:
-        gate, up = tl.split(tl.reshape(result, (ROWS // 2, 2)))
-        result = silu(gate) * up
-    outs = program * (ROWS // halves) + tl.arange(0, ROWS // halves)
-    tl.store(out_ptr + outs, result.to(out_ptr.dtype.element_ty), mask=outs < num_out)
+    first = program * (ROWS // halves)
+    store_outputs(result, bias_ptr, out_ptr, rows, is_row, first, num_out, HAS_BIAS, GATED, ROWS)
 
 
 def int4_matvec(
@@ -179,9 +217,9 @@ def int4_matvec(
     _int4_matvec[(triton.cdiv(num_out, config.rows),)](
         x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
         weight.words, weight.scale, weight.zero, weight.offset, bias, out, num_out, norm.eps if norm else 0.0, _ONE,
-        IN=weight.in_features, GROUP=weight.group, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
-        HAS_ZERO=weight.zero is not None, HAS_OFFSET=weight.offset is not None, HAS_BIAS=bias is not None,
-        GATED=gated, ROWS=config.rows * (2 if gated else 1), BLOCKS=blocks, PDL=pdl,
+        IN=weight.in_features, GROUP=weight.group, E2M1=weight.is_e2m1, HAS_RESIDUAL=residual is not None,
+        HAS_NORM=norm is not None, HAS_ZERO=weight.zero is not None, HAS_OFFSET=weight.offset is not None,
+        HAS_BIAS=bias is not None, GATED=gated, ROWS=config.rows * (2 if gated else 1), BLOCKS=blocks, PDL=pdl,
         **options(pdl, num_warps=config.num_warps),
     )  # fmt: skip
     return out

@@ -16,8 +16,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Int4Linear(QuantizedLinearKernel):
-    """Whole numbers of up to 4 bits with scales by channel or group: GPTQ, AWQ, compressed-tensors, GGUF, and what is
-    rounded while it is loaded. Activations stay as they are.
+    """Whole numbers of up to 4 bits, and E2M1, with scales by channel or group: GPTQ, AWQ, compressed-tensors, GGUF,
+    MXFP4, NVFP4, and what is rounded while it is loaded. Activations stay as they are.
 
     A platform gives it a name and says how kernels are launched.
     """
@@ -28,8 +28,9 @@ class Int4Linear(QuantizedLinearKernel):
     @classmethod
     def unsupported_reason(cls, shape: LinearShape, device: DeviceDescriptor) -> str | None:
         scheme = shape.scheme
-        if scheme is None or scheme.number is not Number.INT or scheme.bits > 4:
-            return "multiplies whole numbers of up to 4 bits only"
+        is_whole = scheme is not None and scheme.number is Number.INT and scheme.bits <= 4
+        if scheme is None or not (is_whole or scheme.number is Number.FP4):
+            return "multiplies whole numbers of up to 4 bits and E2M1 only"
         if shape.dtype not in DTYPES:
             return f"multiplies bfloat16 and float16 activations, not {shape.dtype}"
         if reason := cls.launch.why_not():

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.nn.functional import linear
 
-from inferplane.api.quant import QuantizedWeight
+from inferplane.api.quant import Number, QuantizedWeight
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
 from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
@@ -37,12 +37,13 @@ class Int4Multiply(FusedProduct):
             weight.scheme.granularity.columns,
             weight.zero,
             weight.offset,
+            is_e2m1=weight.scheme.number is Number.FP4,
         )
         shape, words = (weight.out_features, weight.in_features), self._matrix.words
         self._space = space_for(weight.out_features * weight.in_features, words.device)
         self._matvec: Callable[..., torch.Tensor]
         default: Int4FixedMatvecConfig | Int4MatvecConfig
-        if launch.backend == "nvidia":
+        if launch.backend == "nvidia" and not self._matrix.is_e2m1:
             # four products of bytes an instruction, which other compilers than NVIDIA's have no word for
             self._matvec, name, default = int4_fixed_matvec, "int4_fixed_matvec", Int4FixedMatvecConfig()
         else:
