@@ -218,16 +218,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_its_output(self) -> bool:
-        """Whether the host looks at earlier output tokens to choose the next: penalties count them, ``bad_words``
-        compares them, and processors may do anything."""
-        params = self.params
-        return bool(
-            params.presence_penalty
-            or params.frequency_penalty
-            or params.repetition_penalty != 1.0
-            or self.bad_words_token_ids
-            or params.logits_processors
-        )
+        """Whether the host looks at earlier output tokens to choose the next: it compares them with ``bad_words`` of
+        several tokens, and processors may do anything."""
+        return bool(self.params.logits_processors) or any(len(word) > 1 for word in self.bad_words_token_ids)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -156,6 +156,13 @@ def test_over_two_ranks(folder: Path, plain: list[RequestOutput]):
         for output, stop, other in zip(llm.generate(prompts, params, use_tqdm=False), stops, plain):
             whole = other.outputs[0].token_ids
             assert output.outputs[0].token_ids == whole[: whole.index(stop) + 1]
+        texts = [output.outputs[0].text for output in plain]
+        params = [
+            SamplingParams(**{**_settings(each), "stop": [text[5:8]] if text[5:8] else [], "min_tokens": 0})
+            for each, text in zip(PARAMS, texts)
+        ]
+        for output, each, text in zip(llm.generate(prompts, params, use_tqdm=False), params, texts):
+            assert output.outputs[0].text == (text[: text.index(each.stop[0])] if each.stop else text)
         assert llm.stats().num_free_blocks == llm.stats().num_blocks
 
 

@@ -83,7 +83,7 @@ def test_steps_are_those_of_a_model_made_of_lists(seed: int, capacity: int):
 
 def append(batch: Batch, name: str, token: int) -> None:
     places = batch.reserve(np.array([batch.row_of(name)]))
-    assert batch.fill(places, np.array([token])).tolist() == [True]
+    batch.fill(places, np.array([token]))
 
 
 def check_step(step, scheduled, model):

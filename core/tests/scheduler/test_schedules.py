@@ -457,13 +457,22 @@ class TestAsyncScheduling:
         check_end(stop)
 
     @pytest.mark.parametrize(
-        "params",
-        [{"frequency_penalty": 1.0}, {"repetition_penalty": 1.1}, {"presence_penalty": -1.0}],
-        ids=lambda params: next(iter(params)),
+        ("bad_words", "params", "waits"),
+        [
+            ([[7], [8, 9]], {}, True),
+            ([], {"logits_processors": {"any": None}}, True),
+            ([[7], [8]], {}, False),
+            ([], {"frequency_penalty": 1.0}, False),
+            ([], {"repetition_penalty": 1.1}, False),
+            ([], {"presence_penalty": -1.0, "min_tokens": 3, "logit_bias": {4: 1.0}}, False),
+        ],
     )
-    def test_a_request_whose_output_is_read_waits_for_it(self, params: dict[str, float]):
+    def test_only_a_request_whose_output_the_host_reads_waits_for_it(
+        self, bad_words: list[list[int]], params: dict[str, Any], waits: bool
+    ):
         engine = self.engine(async_scheduling=True)
-        engine.add(self.request("reads", [1, 2, 3], max_tokens=5, **params))
+        request = self.request("reads", [1, 2, 3], max_tokens=5, **params)
+        engine.add(msgspec.structs.replace(request, bad_words_token_ids=bad_words))
         engine.add(self.request("other", [1, 2], max_tokens=9))
         planned = []
         while engine.scheduler.has_work():
@@ -471,7 +480,8 @@ class TestAsyncScheduling:
             planned.append(sorted(plan.num_scheduled_tokens) if plan else [])
         engine.flush()
         check_end(engine)
-        assert planned[:6] == [["other", "reads"], ["other"]] * 3
+        both = ["other", "reads"]
+        assert planned[:6] == ([both, ["other"]] * 3 if waits else [both] * 5 + [["other"]])
 
     def test_the_pool_runs_out_with_every_request_in_flight(self):
         engine = self.engine(num_blocks=8, async_scheduling=True)

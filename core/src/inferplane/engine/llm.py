@@ -331,6 +331,9 @@ class LLM:
             self._unfinished[delta.request_id].grow(delta)
             if delta.finished:
                 del self._unfinished[delta.request_id]
+        if not self._unfinished:
+            while self._client.core.has_work():  # a step ahead of stops that were found late
+                self._client.step()
 
     def _abort(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:

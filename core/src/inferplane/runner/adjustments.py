@@ -1,8 +1,8 @@
-"""Changes to a request's logits before the choice: processors, bias, bans, penalties.
+"""Changes to a request's logits before the choice: processors, bias, bans.
 
 They apply in this order: the request's own logits processors, ``logit_bias``, ``allowed_token_ids``, ``bad_words``,
-``min_tokens``, then repetition, frequency and presence penalty. All but the first are sparse, so those of many
-requests are gathered on the host and applied to a whole slice of logits at once.
+``min_tokens``; then come the penalties. All but the first are sparse, so those of many requests are gathered on the
+host and applied to a whole slice of logits at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from inferplane.plan import NewRequest
 from inferplane.request import BAN_BIAS
-from inferplane.runner.penalties import Penalties
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime
@@ -27,15 +26,14 @@ class Adjustments:
     """Those of one request, made when it enters the batch."""
 
     def __init__(
-        self, request: NewRequest, tokens: np.ndarray, vocab_size: int, processors: Mapping[str, str]
+        self, request: NewRequest, prompt: np.ndarray, vocab_size: int, processors: Mapping[str, str]
     ) -> None:
-        """``tokens``: prompt and output so far. ``processors``: ``"module:factory"`` by name.
+        """``prompt``: its tokens. ``processors``: ``"module:factory"`` by name.
 
         Raises `ValueError` for a processor that does not exist or refuses its argument; anything else that a
         processor's factory raises goes through.
         """
         params = request.params
-        prompt, output = tokens[: request.num_prompt_tokens], tokens[request.num_prompt_tokens :]
         bias = params.logit_bias or {}
         kept = {token_id: value for token_id, value in bias.items() if value > BAN_BIAS}
         self.bias_ids = np.fromiter(kept.keys(), np.int64, len(kept))
@@ -52,7 +50,6 @@ class Adjustments:
         self._min_tokens = params.min_tokens
         stop_ids = {*request.eos_token_ids, *(params.stop_token_ids or ())}
         self._stop_ids = np.array([stop_id for stop_id in stop_ids if stop_id < vocab_size], np.int64)
-        self.penalties = Penalties(params, prompt, output) if Penalties.are_wanted(params) else None
         self.processors = [
             _make_processor(name, argument, processors, prompt, vocab_size)
             for name, argument in (params.logits_processors or {}).items()
@@ -67,7 +64,6 @@ class Adjustments:
             or request.bad_words_token_ids
             or params.min_tokens
             or params.logits_processors
-            or Penalties.are_wanted(params)
         )
 
     def bans_now(self, output: np.ndarray) -> list[np.ndarray]:
@@ -98,52 +94,29 @@ class Adjustments:
 
 
 def apply_sparse(
-    logits: torch.Tensor,
-    adjustments: Sequence[Adjustments],
-    outputs: Sequence[np.ndarray],
-    runtime: DeviceRuntime,
+    logits: torch.Tensor, changes: Sequence[tuple[int, Adjustments, np.ndarray]], runtime: DeviceRuntime
 ) -> None:
-    """Everything but the processors, in place. ``logits: [n, vocab_size]`` float32, one row for each adjustment."""
+    """Everything but the processors, in place. ``logits: [n, vocab_size]`` float32; ``changes``: a row of these, what
+    to do there, and the output so far."""
     vocab_size = logits.shape[1]
     flat = logits.view(-1)
-    starts = range(0, len(adjustments) * vocab_size, vocab_size)
 
     def to_device(parts: list[np.ndarray]) -> torch.Tensor:
         return runtime.to_device(torch.from_numpy(np.concatenate(parts)))
 
-    biased = [(start, each) for start, each in zip(starts, adjustments) if len(each.bias_ids)]
+    biased = [(row * vocab_size, each) for row, each, _ in changes if len(each.bias_ids)]
     if biased:
         index = to_device([start + each.bias_ids for start, each in biased])
         flat[index] += to_device([each.bias_values for _, each in biased])
-    for row, each in enumerate(adjustments):
+    for row, each, _ in changes:
         if each.allowed_ids is not None:
             allowed = to_device([each.allowed_ids])
             values = logits[row, allowed]
             logits[row] = float("-inf")
             logits[row, allowed] = values
-    bans = [
-        start + ids for start, each, out in zip(starts, adjustments, outputs) for ids in each.bans_now(out)
-    ]
+    bans = [row * vocab_size + ids for row, each, output in changes for ids in each.bans_now(output)]
     if any(map(len, bans)):
         flat[to_device(bans)] = float("-inf")
-    penalised = [
-        (start, each.penalties) for start, each in zip(starts, adjustments) if each.penalties is not None
-    ]
-    if penalised:
-        index = to_device([start + each.counts.token_ids for start, each in penalised])
-        factor = to_device([_repeat(each.repetition, each) for _, each in penalised])
-        loss = to_device([_loss(each) for _, each in penalised])
-        values = flat[index]
-        flat[index] = torch.where(values > 0, values / factor, values * factor) - loss
-
-
-def _repeat(value: float, penalties: Penalties) -> np.ndarray:
-    return np.full(len(penalties.counts.token_ids), value, np.float32)
-
-
-def _loss(penalties: Penalties) -> np.ndarray:
-    counts = penalties.counts.output_counts
-    return (penalties.frequency * counts + penalties.presence * (counts > 0)).astype(np.float32)
 
 
 def _make_processor(

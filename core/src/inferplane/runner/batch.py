@@ -207,13 +207,12 @@ class Batch:
         self._num_unknown[rows] += 1
         return places
 
-    def fill(self, places: TokenPlaces, token_ids: np.ndarray) -> np.ndarray:
-        """The tokens of the oldest places that are not filled. Returns a mask of those whose request is still here."""
+    def fill(self, places: TokenPlaces, token_ids: np.ndarray) -> None:
+        """The tokens of the oldest places that are not filled. Those of requests that have left are dropped."""
         is_here = self._serials[places.rows] == places.serials
         rows = places.rows[is_here]
         self.token_ids[rows, places.positions[is_here]] = token_ids[is_here]
         self._num_unknown[rows] -= 1
-        return is_here
 
     # -- steps
 

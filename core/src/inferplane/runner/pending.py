@@ -10,7 +10,7 @@ from inferplane.plan import StepResult
 
 if TYPE_CHECKING:
     from inferplane.runner.batch import Batch, TokenPlaces
-    from inferplane.runner.sampler import Reading, Sampler
+    from inferplane.runner.sampler import Reading
 
 
 @dataclass
@@ -18,7 +18,6 @@ class PendingSample(PendingStep):
     """Of the batch rows that got a token. By the time of `result` they may belong to other requests."""
 
     batch: Batch
-    sampler: Sampler
     places: TokenPlaces
     request_ids: list[str]
     reading: Reading
@@ -27,8 +26,7 @@ class PendingSample(PendingStep):
 
     def result(self) -> StepResult:
         result, ids, choices = self.unfinished, self.request_ids, self.reading.read()
-        is_here = self.batch.fill(self.places, choices.token_ids)
-        self.sampler.append(self.places.rows[is_here], choices.token_ids[is_here])
+        self.batch.fill(self.places, choices.token_ids)
         result.logprobs = {ids[index]: [entry] for index, entry in choices.logprobs.items()}
         result.errors.update((ids[index], error) for index, error in choices.errors.items())
         tokens, errors = zip(ids, choices.token_ids.tolist()), result.errors

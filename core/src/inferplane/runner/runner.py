@@ -154,7 +154,6 @@ class Runner:
         self._last_tokens.index_copy_(0, executed.device_rows, token_ids)
         return PendingSample(
             batch=batch,
-            sampler=self._sampler,
             places=batch.reserve(rows),
             request_ids=batch.request_ids(rows),
             reading=sampled.start_reading(self._runtime),

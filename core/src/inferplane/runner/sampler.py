@@ -17,6 +17,7 @@ from inferplane.runner.adjustments import Adjustments, apply_sparse
 from inferplane.runner.draw import Settings, draw
 from inferplane.runner.logprobs import pack_logprobs, unpack_logprobs
 from inferplane.runner.noise import row_keys
+from inferplane.runner.penalties import Penalties
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceRuntime, HostCopy
@@ -108,7 +109,7 @@ class Reading:
 
 
 class Sampler:
-    """Keeps the settings of each batch row. `add` and `remove` follow the batch; `append` tells it of its tokens."""
+    """Keeps the settings of each batch row, and what penalties count. `add` and `remove` follow the batch."""
 
     def __init__(
         self,
@@ -137,20 +138,23 @@ class Sampler:
         self._wants_logprobs = np.zeros(max_num_reqs, bool)
         self._num_logprobs = np.zeros(max_num_reqs, np.int64)
         self._adjustments: dict[int, Adjustments] = {}
+        self._penalties = Penalties(max_num_reqs, runtime)
 
     def add(self, row: int, request: NewRequest, tokens: np.ndarray) -> str | None:
         """Takes in a request whose ``tokens`` (prompt and output so far) are known. Returns what is wrong with it."""
         params = request.params
+        prompt, output = tokens[: request.num_prompt_tokens], tokens[request.num_prompt_tokens :]
         self.remove(row)
         error = None
         if Adjustments.are_wanted(request):
             try:
                 named = self._processors() if params.logits_processors else {}
-                self._adjustments[row] = Adjustments(request, tokens, self._vocab_size, named)
+                self._adjustments[row] = Adjustments(request, prompt, self._vocab_size, named)
             except (
                 Exception
             ) as raised:  # a plugin's factory may raise anything, and it is this request's affair alone
                 error = _describe(raised)
+        self._penalties.add(row, params, prompt, output)
         self._temperature[row] = 1.0 if params.is_greedy else params.temperature
         self._top_k[row] = min(params.top_k or self._vocab_size, self._vocab_size)
         self._top_p[row] = params.top_p
@@ -163,15 +167,7 @@ class Sampler:
 
     def remove(self, row: int) -> None:
         self._adjustments.pop(row, None)
-
-    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """A token was chosen for each of the rows."""
-        if not self._adjustments:
-            return
-        for row, token_id in zip(rows.tolist(), token_ids.tolist()):
-            adjustments = self._adjustments.get(row)
-            if adjustments is not None and adjustments.penalties is not None:
-                adjustments.penalties.counts.append(token_id)
+        self._penalties.remove(row)
 
     def sample(
         self,
@@ -180,7 +176,7 @@ class Sampler:
         outputs: Callable[[int], np.ndarray],
         logits: torch.Tensor,
     ) -> Sampled:
-        """Chooses a token for each of the batch rows, of which there is at least one.
+        """Chooses the next token of each of the batch rows, of which there is at least one, and counts it.
 
         ``positions``: how many output tokens each row has so far, and ``outputs(row)`` gives them; ``logits:
         [len(rows), vocab_size]`` any float dtype, not changed.
@@ -207,14 +203,11 @@ class Sampler:
         order, parts = [], []
         for kind in np.unique(kinds).tolist():
             for at in self._slices(np.flatnonzero(kinds == kind)):
-                part = given = _take_rows(logits, at, self._runtime)
-                is_adjusted = bool(kind & 1)
-                if is_adjusted:
-                    part = given.to(torch.float32, copy=True)
-                    self._adjust(part, at, rows[at], outputs, errors)
-                choices = self._draw(part, kind, rows[at], positions[at])
-                if is_adjusted:
-                    choices[1] *= _what_is_missing(given)
+                part = _take_rows(logits, at, self._runtime)
+                if kind & 1:
+                    choices = self._adjust_and_draw(part, kind, at, rows[at], positions[at], outputs, errors)
+                else:
+                    choices = self._draw(part, kind, rows[at], positions[at])
                 order.append(at)
                 parts.append(choices)
         if len(parts) == 1:  # of all rows, then, in their order
@@ -234,7 +227,8 @@ class Sampler:
             width = next(widths, self._vocab_size)
         else:
             method = Method.TOP_P if self._top_p[row] < 1.0 else Method.PLAIN
-        return (width << 3) | (method << 1) | (row in self._adjustments)
+        is_adjusted = row in self._adjustments or bool(self._penalties.is_wanted[row])
+        return (width << 3) | (method << 1) | is_adjusted
 
     def _draw(self, logits: torch.Tensor, kind: int, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """``[2, n]`` int64 tokens and `Outcome`s, the latter as if these logits were the model's."""
@@ -246,24 +240,38 @@ class Sampler:
         )
         return draw(logits, settings, kind >> 3, self._runtime, self._draw_token).choices
 
-    def _adjust(
+    def _adjust_and_draw(
         self,
-        logits: torch.Tensor,
+        given: torch.Tensor,
+        kind: int,
         at: np.ndarray,
         rows: np.ndarray,
+        positions: np.ndarray,
         outputs: Callable[[int], np.ndarray],
         errors: dict[int, str],
-    ) -> None:
-        """In place; a processor that raises is an error of its own request, whose token then means nothing."""
-        adjustments = [self._adjustments[row] for row in rows.tolist()]
-        histories = [outputs(row) for row in rows.tolist()]
-        for index, (each, history) in enumerate(zip(adjustments, histories)):
+    ) -> torch.Tensor:
+        """As `_draw`. A processor that raises is an error of its own request, whose token then means nothing."""
+        logits = given.to(torch.float32, copy=True)
+        changes = [
+            (index, self._adjustments[row], outputs(row))
+            for index, row in enumerate(rows.tolist())
+            if row in self._adjustments
+        ]
+        for index, each, output in changes:
             if each.processors:
                 try:
-                    logits[index] = each.run_processors(logits[index].clone(), history)
+                    logits[index] = each.run_processors(logits[index].clone(), output)
                 except Exception as raised:
                     errors[int(at[index])] = _describe(raised)
-        apply_sparse(logits, adjustments, histories, self._runtime)
+        apply_sparse(logits, changes, self._runtime)
+        penalised = self._penalties.of(rows)
+        if penalised is not None:
+            penalised.apply(logits)
+        choices = self._draw(logits, kind, rows, positions)
+        if penalised is not None:
+            penalised.append(choices[0])
+        choices[1] *= _what_is_missing(given)
+        return choices
 
     def _logprobs(
         self, rows: np.ndarray, logits: torch.Tensor, token_ids: torch.Tensor
