@@ -6,8 +6,9 @@
 The first measures, in graphs over weights that together exceed the cache. ``one_row``: how `matvec` is launched best,
 one launch starting during the one before as in a step, with the norm where a model has one; ``one_row_fp8``: the same
 for weights in fp8. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated, each behind a
-norm as in a step, where the one starts during what is before it; ``many_rows``: one product against several for 8,192
-rows. Of these two only what is at least 2 % faster than the library is listed.
+norm as in a step, where the one starts during what is before it; ``few_rows_fp8``: `skinny_matmul` of rows rounded to
+fp8 against torch's scaled product, and for a single row against `matvec`; ``many_rows``: one product against several
+for 8,192 rows. Of these three only what is at least 2 % faster is listed.
 The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,12 +33,15 @@ from timing import num_buffers
 from inferplane_cuda.launch import LAUNCH
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
-from inferplane_kernels_triton.norm import rms_norm
+from inferplane_kernels_triton.norm import add_rms_norm_in_fp8, rms_norm
+from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.skinny_matmul import (
     MatmulConfig,
     MatmulWorkspace,
     skinny_matmul,
 )
+from inferplane_torch_accelerator.fp8_multiply import Fp8Multiply
+from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import (
     ManyRowsConfig,
     for_one_row,
@@ -85,8 +90,19 @@ CONFIGS = [
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
 PREFETCH = (4,)
 """Instead of the default, with the configuration that is best with it."""
+FP8_ROWS = (1, 32, 64, 8)
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
+
+
+class OneRowMeasured(Launch):
+    """As the platform launches, but of fp8 weights only single rows have a table."""
+
+    def measured(self, kernel: str, *args: Any) -> Any:
+        return None if kernel.endswith("_fp8") else super().measured(kernel, *args)
+
+
+NOTHING_MEASURED = OneRowMeasured("nvidia", pdl=LAUNCH.pdl, tuning_file=LAUNCH.tuning_file)
 
 
 def one_row_configs(*, fp8: bool) -> list[MatvecConfig]:
@@ -182,6 +198,64 @@ def measure_few_rows(measuring: Measuring, shape: Shape, width: int, *, gated: b
             measuring.keep(kernel, key, best if seconds < LEAST_GAIN * plain else None)
 
 
+def fp8_configs(*, gated: bool) -> list[MatmulConfig]:
+    configs = itertools.product((64, 128), (128, 256), (1, 2, 4), (4, 6), (0, 4))
+    tiles = [
+        MatmulConfig(rows, columns, splits, 4, stages, prefetch)
+        for rows, columns, splits, stages, prefetch in configs
+        if rows * columns * stages * (2 if gated else 1) <= 160 << 10  # of shared memory
+    ]
+    return [each for each in tiles if each.splits == 1] if gated else tiles
+
+
+def launch_few_rows_fp8(task: tuple[int, Shape, bool, MatmulConfig]) -> None:
+    """Width, shape of the weight and whether it is gate and up."""
+    width, (out, inner), gated, config = task
+    space = MatmulWorkspace.allocate(64, out, 4, torch.device("meta"))
+    codes, weight = (meta(rows, inner, dtype=torch.float8_e4m3fn) for rows in (width, out))
+    scales = [meta(size, dtype=torch.float32) for size in (width, out)]
+    skinny_matmul(
+        codes, weight, x_scale=scales[0], weight_scale=scales[1], gated=gated, workspace=space, config=config,
+        out_dtype=torch.bfloat16, pdl=True,
+    )  # fmt: skip
+
+
+def measure_few_rows_fp8(measuring: Measuring, name: str, shape: Shape, rows: int) -> None:
+    """Either behind what it needs: a norm, or the rounding of its input."""
+    out, inner = shape
+    gated, normed = name == "gate_up", name in NORMED
+    weights = [randn(out, inner).to(torch.float8_e4m3fn) for _ in range(min(8, num_buffers(out * inner)))]
+    scale, norm = torch.rand(out, device="cuda"), randn(inner)
+    x, residual = randn(rows, inner), randn(rows, inner)
+    kernel, key = "skinny_matmul_gated_fp8" if gated else "skinny_matmul_fp8", f"{rows}x{out}x{inner}"
+    space = MatmulWorkspace.allocate(64, out, 4, x.device)
+    others = [Fp8Multiply(weight, scale, None, NOTHING_MEASURED) for weight in weights]
+
+    def other(multiply: Fp8Multiply) -> object:
+        if normed:
+            return multiply.after_add_rms_norm(x, residual, norm, 1e-5, is_gated=gated)
+        return multiply(x)
+
+    def ours(weight: torch.Tensor, config: MatmulConfig) -> object:
+        if normed:
+            codes, x_scale, _ = add_rms_norm_in_fp8(x, residual, norm, 1e-5, pdl=True)
+        else:
+            codes, x_scale = quantize_per_token(x, pdl=True)
+        return skinny_matmul(
+            codes, weight, x_scale=x_scale, weight_scale=scale, gated=gated, workspace=space, config=config,
+            out_dtype=torch.bfloat16, pdl=True,
+        )  # fmt: skip
+
+    plain = measuring.time(f"{kernel} {key} other", [partial(other, each) for each in others])
+    times = {
+        config: measuring.time(f"{kernel} {key} {config}", [partial(ours, each, config) for each in weights])
+        for config in fp8_configs(gated=gated)
+    }
+    best = min(times, key=times.__getitem__)
+    if max(times[best], plain) < float("inf"):
+        measuring.keep(kernel, key, best if times[best] < LEAST_GAIN * plain else None)
+
+
 def measure_many_rows(measuring: Measuring, shape: Shape) -> None:
     """A transposed weight is only printed: it would be a second copy, as single rows need the other."""
     out, inner = shape
@@ -208,6 +282,19 @@ def run(stage: str, shapes: dict[str, Shape], measuring: Measuring) -> None:
         for name, shape in shapes.items():
             measure_one_row(measuring, name, shape, fp8=fp8)
             torch.cuda.empty_cache()
+    elif stage == "few_rows_fp8":
+        products = {name: shape for name, shape in shapes.items() if name not in ("lm_head", "router")}
+        precompile(
+            launch_few_rows_fp8,
+            [
+                (width, shape, name == "gate_up", config)
+                for width, (name, shape) in itertools.product((16, 32, 64), products.items())
+                for config in fp8_configs(gated=name == "gate_up")
+            ],
+        )
+        for rows, (name, shape) in itertools.product(FP8_ROWS, products.items()):
+            measure_few_rows_fp8(measuring, name, shape, rows)
+            torch.cuda.empty_cache()
     elif stage == "many_rows":
         for name in sorted(shapes.keys() - {"lm_head", "router"}):
             measure_many_rows(measuring, shapes[name])
@@ -225,7 +312,7 @@ def run(stage: str, shapes: dict[str, Shape], measuring: Measuring) -> None:
             torch.cuda.empty_cache()
 
 
-STAGES = ("one_row", "one_row_fp8", "many_rows", "few_rows")
+STAGES = ("one_row", "one_row_fp8", "many_rows", "few_rows", "few_rows_fp8")
 
 
 def main() -> None:

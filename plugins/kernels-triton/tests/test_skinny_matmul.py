@@ -22,9 +22,14 @@ def check(
     has_bias: bool = False,
     gated: bool = False,
     quantized: bool = False,
+    rounded: bool = False,
     pdl: bool = False,
 ) -> None:
     x = torch.randn(num_tokens, in_features, device=device).to(dtype)
+    x_scale = None
+    if rounded:
+        x = exact_in_fp8(num_tokens, in_features, device=device).to(torch.float8_e4m3fn)
+        x_scale = torch.rand(num_tokens, 1, device=device) / 20
     weight = torch.randn(out_features, in_features, device=device).to(dtype) / in_features**0.5
     scale = None
     if quantized:
@@ -36,12 +41,14 @@ def check(
     workspace.partial.fill_(float("nan"))
     for _ in range(2 if config.splits > 1 else 1):
         skinny_matmul(
-            x, weight, weight_scale=scale, bias=bias, gated=gated, out=out, workspace=workspace, config=config,
-            pdl=pdl,
+            x, weight, x_scale=x_scale, weight_scale=scale, bias=bias, gated=gated, out=out, workspace=workspace,
+            config=config, pdl=pdl,
         )  # fmt: skip
     want = x.double() @ weight.double().T
     if scale is not None:
         want = want * scale.double()
+    if x_scale is not None:
+        want = want * x_scale.double()
     if bias is not None:
         want = want + bias.double()
     if gated:
@@ -66,6 +73,8 @@ def test_skinny_matmul(shape: tuple[int, int, int], splits: int, dtype: torch.dt
         {"gated": True},
         {"quantized": True},
         {"gated": True, "has_bias": True, "quantized": True},
+        {"quantized": True, "rounded": True},
+        {"gated": True, "has_bias": True, "quantized": True, "rounded": True},
     ],
     ids=lambda fused: "+".join(fused),
 )
@@ -90,6 +99,19 @@ def test_at_real_shapes(num_tokens: int, pdl: bool, device: torch.device):
         check(num_tokens, 6144, 4096, torch.bfloat16, device, config, pdl=pdl)
         check(num_tokens, 28672, 4096, torch.bfloat16, device, config, gated=True, pdl=pdl)
         check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, pdl=pdl)
+        check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, rounded=True, pdl=pdl)
+        check(
+            num_tokens,
+            28672,
+            4096,
+            torch.bfloat16,
+            device,
+            config,
+            quantized=True,
+            rounded=True,
+            gated=True,
+            pdl=pdl,
+        )
 
 
 @gpu

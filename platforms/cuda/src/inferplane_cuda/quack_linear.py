@@ -11,6 +11,7 @@ from inferplane_cuda.launch import LAUNCH
 from inferplane_cuda.linear import CudaLinear
 from inferplane_cuda.quack_library import ALIGNED, CAPABILITY, Tiles
 from inferplane_torch_accelerator.dense_multiply import DenseMultiply
+from inferplane_torch_accelerator.products import rounded_up
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = tuple(2**power for power in range(7, 14))
@@ -70,7 +71,7 @@ class QuackMultiply(DenseMultiply):
 
     def _by_quack(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor | None:
         """None where it was not measured to be faster, or cannot be imported."""
-        tiles = self._tiles[is_gated].get(min(1 << (x.shape[0] - 1).bit_length(), ROWS[-1]))
+        tiles = self._tiles[is_gated].get(min(rounded_up(x.shape[0]), ROWS[-1]))
         if tiles is None or x.stride(0) % ALIGNED:
             return None
         return quack_library.product(x, self._weight, tiles, is_gated=is_gated)

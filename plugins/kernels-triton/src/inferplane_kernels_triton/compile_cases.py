@@ -231,7 +231,13 @@ def _experts_in_eight_bits(tuning: TuningTable) -> None:
 
 
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:
-    skinny_matmul(_meta(8, 4096), _meta(28672, 4096), pdl=True)
+    weight = _meta(28672, 4096)
+    skinny_matmul(_meta(8, 4096), weight, pdl=True)
+    fp8, scale = torch.float8_e4m3fn, _meta(28672, dtype=torch.float32)
+    skinny_matmul(
+        _meta(8, 4096).to(fp8), weight.to(fp8), x_scale=scale, weight_scale=scale, gated=True, pdl=True,
+        out_dtype=torch.bfloat16,
+    )  # fmt: skip
 
 
 CASES: dict[str, Callable[[TuningTable], None]] = {

@@ -82,11 +82,11 @@ def collect_partials(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.con
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _skinny_matmul(
-    x_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr, x_row, weight_row, out_row,
-    num_tokens, num_out,
-    IN: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, x_scale_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
+    x_row, weight_row, out_row, num_tokens, num_out,
+    IN: tl.constexpr, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of the weight, one split of its columns, all tokens."""
     tile = tl.program_id(0)
@@ -142,6 +142,11 @@ def _skinny_matmul(
                 up_acc = collect_partials(mine + size, split_size, SPLITS, ROWS, TOKENS)
     if is_last:
         in_range = rows < num_out
+        if HAS_X_SCALE:
+            x_scale = tl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)[None, :]
+            acc *= x_scale
+            if GATED:
+                up_acc *= x_scale
         if HAS_SCALE:
             acc *= tl.load(scale_ptr + rows, mask=in_range, other=0.0)[:, None]
             if GATED:
@@ -161,10 +166,12 @@ def skinny_matmul(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    x_scale: torch.Tensor | None = None,
     weight_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     workspace: MatmulWorkspace | None = None,
     config: MatmulConfig = MatmulConfig(),
     pdl: bool = False,
@@ -173,9 +180,10 @@ def skinny_matmul(
 
     ``x: [num_tokens, in_features]``, ``weight: [out_features, in_features]`` of any floating dtype (converted to x's),
     both with contiguous rows, ``weight_scale: [out_features]`` float32 where the weight is quantized per channel,
+    ``x_scale: [num_tokens, 1]`` float32 where x is quantized per token (two of fp8 are multiplied as they are),
     ``bias: [out_features]``. ``gated``: the first half of the weight is a gate, and the result is ``silu(gate) * up``,
     half as wide. With splits a workspace is needed; give one where launches are captured in a graph, or leave it out
-    and one is allocated. Returns ``out``: [num_tokens, out_features], by default a new tensor in x's dtype.
+    and one is allocated. Returns ``out``: [num_tokens, out_features], by default a new tensor of ``out_dtype`` or x's.
     """
     require_unit_stride(x=x, weight=weight)
     num_tokens, in_features = x.shape
@@ -185,16 +193,17 @@ def skinny_matmul(
             f"x has shape {tuple(x.shape)}, needs at most {MAX_TOKENS} rows of {weight.shape[1]} columns"
         )
     if out is None:
-        out = torch.empty((num_tokens, num_out), dtype=x.dtype, device=x.device)
+        out = torch.empty((num_tokens, num_out), dtype=out_dtype or x.dtype, device=x.device)
     if workspace is None and config.splits > 1:
         workspace = MatmulWorkspace.allocate(num_tokens, len(weight), config.splits, x.device)
     if num_tokens:
         _skinny_matmul[(triton.cdiv(num_out, config.rows), config.splits)](
-            x, weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
+            x, x_scale, weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
             workspace.partial if workspace else None, workspace.arrived if workspace else None,
             x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
-            IN=in_features, HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated,
-            TOKENS=padded_tokens(num_tokens), ROWS=config.rows, COLUMNS=config.columns, SPLITS=config.splits,
-            STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, **options(pdl, num_warps=config.num_warps),
+            IN=in_features, HAS_X_SCALE=x_scale is not None, HAS_SCALE=weight_scale is not None,
+            HAS_BIAS=bias is not None, GATED=gated, TOKENS=padded_tokens(num_tokens), ROWS=config.rows,
+            COLUMNS=config.columns, SPLITS=config.splits, STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl,
+            **options(pdl, num_warps=config.num_warps),
         )  # fmt: skip
     return out

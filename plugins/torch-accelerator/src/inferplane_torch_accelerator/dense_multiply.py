@@ -15,6 +15,7 @@ from inferplane_torch_accelerator.products import (
     for_many_rows,
     for_one_row,
     multiply_in_parts,
+    rounded_up,
 )
 
 
@@ -67,7 +68,7 @@ class DenseMultiply(WeightProduct):
 
     def _few_rows(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor | None:
         """None for numbers of rows that the library multiplies faster."""
-        choice = self._for_few_rows[is_gated].get(1 << max(0, x.shape[0] - 1).bit_length())
+        choice = self._for_few_rows[is_gated].get(rounded_up(x.shape[0]))
         if choice is None:
             return None
         return skinny_matmul(

@@ -1,18 +1,26 @@
-"""Products by an fp8 weight: one row as it is, more with each row rounded to fp8 by a scale of its own."""
+"""Products by an fp8 weight: rows rounded to fp8 by scales of their own, or a single one as it is."""
 
 from __future__ import annotations
 
 import torch
 
 from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.matvec import NormBefore
 from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
 from inferplane_kernels_triton.quantize import quantize_per_token
+from inferplane_kernels_triton.skinny_matmul import skinny_matmul
 from inferplane_torch_accelerator.dense_multiply import WeightProduct
 from inferplane_torch_accelerator.launch import Launch
+from inferplane_torch_accelerator.products import for_few_rows, rounded_up
 
 
 class Fp8Multiply(WeightProduct):
-    """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32. The norm before several rows rounds."""
+    """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32.
+
+    Up to 64 rounded rows go to a Triton kernel where that was measured to be faster, more to torch's scaled product.
+    The norm before them rounds. A single row that was not measured is multiplied unrounded, by vectors: to convert each
+    weight takes as long as to read it.
+    """
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, launch: Launch
@@ -21,6 +29,7 @@ class Fp8Multiply(WeightProduct):
         self._columns = weight.T
         self._column_scale = scale.unsqueeze(0)
         self._sums_fast = launch.backend == "nvidia"  # torch knows the choice for no other
+        self._for_few_rows = [for_few_rows(weight, launch, is_gated=gated) for gated in (False, True)]
 
     def after_add_rms_norm(
         self,
@@ -31,17 +40,48 @@ class Fp8Multiply(WeightProduct):
         *,
         is_gated: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and not self._rounds_one_row(is_gated):
             return super().after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
         codes, scale, total = add_rms_norm_in_fp8(x, residual, weight, eps, pdl=self._pdl)
-        product = self._multiply(codes, scale, x.dtype)
-        return (silu_and_mul(product, pdl=self._pdl) if is_gated else product), total
+        return self._multiply(codes, scale, x.dtype, is_gated), total
+
+    def _rounds_one_row(self, is_gated: bool) -> bool:
+        return 1 in self._for_few_rows[is_gated]
+
+    def _one_row(
+        self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
+    ) -> torch.Tensor:
+        if norm is None and self._rounds_one_row(is_gated):
+            return self._rounded(x, is_gated)
+        return super()._one_row(x, norm, is_gated)
 
     def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(*quantize_per_token(x, pdl=self._pdl), x.dtype)
+        return self._rounded(x, False)
 
-    def _multiply(self, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
+        return self._rounded(x, True)
+
+    def _rounded(self, x: torch.Tensor, is_gated: bool) -> torch.Tensor:
+        return self._multiply(*quantize_per_token(x, pdl=self._pdl), x.dtype, is_gated)
+
+    def _multiply(
+        self, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, is_gated: bool
+    ) -> torch.Tensor:
         """``codes: [num_tokens, in]`` and ``scale: [num_tokens, 1]`` of `quantize_per_token`."""
+        choice = self._for_few_rows[is_gated].get(rounded_up(codes.shape[0]))
+        if choice is not None:
+            return skinny_matmul(
+                codes,
+                self._weight,
+                x_scale=scale,
+                weight_scale=self._scale,
+                bias=self._bias,
+                gated=is_gated,
+                out_dtype=dtype,
+                workspace=choice.workspace,
+                config=choice.config,
+                pdl=self._pdl,
+            )
         product = torch._scaled_mm(
             codes,
             self._columns,
@@ -50,4 +90,6 @@ class Fp8Multiply(WeightProduct):
             out_dtype=dtype,
             use_fast_accum=self._sums_fast,
         )
-        return product if self._bias is None else product.add_(self._bias)
+        if self._bias is not None:
+            product.add_(self._bias)
+        return silu_and_mul(product, pdl=self._pdl) if is_gated else product

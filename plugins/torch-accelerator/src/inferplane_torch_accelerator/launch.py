@@ -28,7 +28,7 @@ class Launch:
         self.backend = backend
         """Of triton's compiler: ``nvidia``, ``amd`` or ``intel``."""
         self._pdl = pdl
-        self._tuning_file = tuning_file
+        self.tuning_file = tuning_file
 
     def why_not(self) -> str | None:
         """None where the installed triton compiles for the platform's devices."""
@@ -55,7 +55,7 @@ class Launch:
 
     @cache  # noqa: B019 - as above
     def _table_of(self, device: torch.device) -> TuningTable:
-        file = self._tuning_file(device) if self._tuning_file is not None else None
+        file = self.tuning_file(device) if self.tuning_file is not None else None
         return TuningTable.read(file) if file is not None else _NOTHING
 
 

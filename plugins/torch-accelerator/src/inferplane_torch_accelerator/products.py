@@ -18,7 +18,7 @@ from inferplane_torch_accelerator.launch import Launch
 MANY_ROWS = 1024
 """From so many rows on a product is bound by arithmetic, and the library's choice of tiles matters."""
 
-_FEW_ROWS = tuple(2**power for power in range(1, MAX_TOKENS.bit_length()))
+_FEW_ROWS = tuple(2**power for power in range(MAX_TOKENS.bit_length()))
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,15 @@ def for_one_row(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> Matv
 
 
 def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dict[int, FewRowsChoice]:
-    """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library.
+    """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library,
+    and of one row the kernel that reads it as it is.
 
-    Shapes that were not measured are the library's.
+    Shapes that were not measured are the library's. Weights of one byte have entries of their own, for rows rounded to
+    fp8.
     """
     kernel = "skinny_matmul_gated" if is_gated else "skinny_matmul"
+    if weight.element_size() == 1:
+        kernel += "_fp8"
     choices = {}
     for rows in _FEW_ROWS:
         config = launch.measured(kernel, (rows, *weight.shape), MatmulConfig(), weight)
@@ -84,6 +88,11 @@ def multiply_in_parts(
             else:
                 torch.addmm(part_bias, rows, part.t(), out=target)
     return out
+
+
+def rounded_up(num_rows: int) -> int:
+    """To a power of two."""
+    return 1 << max(0, num_rows - 1).bit_length()
 
 
 @cache
