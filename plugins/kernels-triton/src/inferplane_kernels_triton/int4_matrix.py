@@ -42,12 +42,14 @@ def e2m1_at(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
     """
     code = codes_at(words, PLACE)
     if NUMBER == tl.float32:  # noqa: SIM300 - the compiler compares types in this order
-        return (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True) * 2.0**126
-    code = code.to(tl.uint16)
-    if NUMBER == tl.float16:  # noqa: SIM300
-        return (((code & 8) << 12) | ((code & 7) << 9)).to(tl.float16, bitcast=True) * 2.0**14
+        number = (((code & 8) << 28) | ((code & 7) << 22)).to(tl.float32, bitcast=True) * 2.0**126
+    elif NUMBER == tl.float16:  # noqa: SIM300
+        bits = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.uint16)
+        number = bits.to(tl.float16, bitcast=True) * 2.0**14
     else:
-        return (((code & 8) << 12) | ((code & 7) << 6)).to(tl.bfloat16, bitcast=True) * 2.0**126
+        bits = (((code & 8) << 12) | ((code & 7) << 6)).to(tl.uint16)
+        number = bits.to(tl.bfloat16, bitcast=True) * 2.0**126
+    return number
 
 
 @triton.jit
