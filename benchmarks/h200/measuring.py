@@ -34,12 +34,12 @@ class Measuring:
     def is_over(self) -> bool:
         return time.monotonic() > self._end
 
-    def time(self, what: str, calls: Sequence[Callable[[], object]]) -> float:
+    def time(self, what: str, calls: Sequence[Callable[[], object]], *, budget_s: float = 0.04) -> float:
         """Microseconds of one call; infinite where it fails or no time is left."""
         if self.is_over:
             return float("inf")
         try:
-            micros = seconds_per_call(calls, budget_s=0.04) * 1e6
+            micros = seconds_per_call(calls, budget_s=budget_s) * 1e6
         except Exception as error:
             print(f"{what} FAILED {type(error).__name__}: {str(error)[:160]}", flush=True)
             return float("inf")
