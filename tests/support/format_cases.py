@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -51,11 +51,22 @@ _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
 _GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 128}
 _FP8 = {"num_bits": 8, "type": "float"}
 _FP4 = {"num_bits": 4, "type": "float"}
-GGUF_KINDS = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS")
+_QUARK = {"is_dynamic": False, "symmetric": True}
+
+
+def _quark(variant: str, **weight: Any) -> FormatCase:
+    return FormatCase("quark", variant, {"global_quant_config": {"weight": {**_QUARK, **weight}}})
+
+
+GGUF_KINDS = (
+    "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ1_S", "IQ2_XS", "IQ3_S", "IQ4_XS", "TQ1_0", "TQ2_0",
+    "MXFP4", "NVFP4",
+)  # fmt: skip
 CASES = [
     FormatCase("gptq", "4 bits", {"bits": 4, "group_size": 128}),
     FormatCase("gptq", "4 bits, zero points", {"bits": 4, "group_size": 128, "sym": False}),
     FormatCase("gptq", "4 bits, act-order", {"bits": 4, "group_size": 128, "desc_act": True}),
+    FormatCase("gptq", "2 bits", {"bits": 2, "group_size": 128}),
     FormatCase("gptq", "3 bits", {"bits": 3, "group_size": 128}),
     FormatCase("gptq", "8 bits", {"bits": 8, "group_size": 128}),
     FormatCase("gptq", "5 bits", {"bits": 5, "group_size": 128}),
@@ -73,6 +84,8 @@ CASES = [
     ),
     _packed("MXFP4", {**_FP4, "strategy": "group", "group_size": 32}, "mxfp4-pack-quantized"),
     _packed("NVFP4", {**_FP4, "strategy": "tensor_group", "group_size": 16}, "nvfp4-pack-quantized"),
+    _packed("MXFP8", {**_FP8, "strategy": "group", "group_size": 32}, "mxfp8-quantized"),
+    _packed("FP8, blocks", {**_FP8, "strategy": "block", "block_structure": [128, 128]}, "float-quantized"),
     FormatCase(
         "compressed-tensors", "2:4 sparse",
         {"config_groups": {"group_0": {}}, "sparsity_config": {"format": "sparse-24-bitmask"}},
@@ -85,8 +98,18 @@ CASES = [
     FormatCase("bitsandbytes", "FP4", {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}),
     FormatCase("bitsandbytes", "int8", {"load_in_8bit": True}),
     FormatCase("modelopt", "FP8", {"quant_algo": "FP8"}),
+    FormatCase("modelopt", "FP8 by output", {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}),
+    FormatCase("modelopt", "MXFP8", {"quant_algo": "MXFP8"}),
     FormatCase("modelopt", "NVFP4", {"quant_algo": "NVFP4"}),
+    FormatCase("modelopt", "AWQ", {"quant_algo": "W4A16_AWQ"}),
     FormatCase("mxfp4", "experts of GPT-OSS"),
+    _quark("int4", dtype="int4", qscheme="per_group", ch_axis=-1, group_size=128),
+    _quark("uint4", dtype="uint4", qscheme="per_group", ch_axis=-1, group_size=128),
+    _quark("int8", dtype="int8", qscheme="per_tensor"),
+    _quark("FP8", dtype="fp8_e4m3", qscheme="per_tensor"),
+    _quark("FP8 by output", dtype="fp8_e4m3", qscheme="per_channel", ch_axis=0),
+    _quark("MXFP4", dtype="fp4", qscheme="per_group", ch_axis=-1, group_size=32, scale_format="e8m0"),
+    _quark("MXFP6", dtype="fp6_e3m2", qscheme="per_group", ch_axis=-1, group_size=32, scale_format="e8m0"),
     FormatCase("torchao", "int4, groups of 128", torchao("Int4WeightOnlyConfig", group_size=128)),
     FormatCase("torchao", "int8", torchao("Int8WeightOnlyConfig")),
     FormatCase("torchao", "fp8, dynamic", torchao("Float8DynamicActivationFloat8WeightConfig")),
@@ -96,14 +119,20 @@ CASES = [
 
 
 def described_devices() -> dict[str, DeviceDescriptor]:
-    """By name, as a processor with AMX and an H200 describe themselves."""
-    from inferplane_cuda.nvml import Gpu
-    from inferplane_cuda.probing import describe
+    """By name, as a processor with AMX and a GPU of each platform describe themselves."""
+    from inferplane_cuda import nvml
+    from inferplane_cuda.probing import describe as describe_cuda
+    from inferplane_rocm import topology
+    from inferplane_rocm.probing import describe as describe_rocm
+    from inferplane_xpu.cards import Card
+    from inferplane_xpu.probing import describe as describe_xpu
 
     capabilities = CapabilitySet(["bf16_matmul", "fp16_matmul"])
     return {
         "cpu": DeviceDescriptor("cpu", 0, "a Xeon with AMX", 0, capabilities),
-        "cuda": describe(Gpu("", "an H200", 141 << 30, (9, 0)), 0),
+        "cuda": describe_cuda(nvml.Gpu("", "an H200", 141 << 30, (9, 0)), 0),
+        "rocm": replace(describe_rocm(topology.Gpu("", "gfx942", 304, 64, 192 << 30), 0), name="an MI300X"),
+        "xpu": replace(describe_xpu(Card("", 0xE20B, "xe", 12 << 30), 0), name="an Arc B580"),
     }
 
 

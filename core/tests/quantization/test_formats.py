@@ -272,6 +272,11 @@ def _with_weights(**changes: Any) -> dict[str, Any]:
     return {**CT, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
 
 
+def _quark(**changes: Any) -> dict[str, Any]:
+    weight = {"dtype": "int4", "qscheme": "per_group", "ch_axis": -1, "group_size": 32, **changes}
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -303,7 +308,19 @@ def _with_weights(**changes: Any) -> dict[str, Any]:
         (_with_weights(strategy="odd"), "strategy 'odd' with group_size 32"),
         (_with_weights(group_size=24), "in_features 64 are no whole number of groups of 24"),
         ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit is true"),
-        ({"quant_method": "modelopt", "quant_algo": "INT4"}, "quant_algo should be FP8 or NVFP4"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "INT4"},
+            "quant_algo 'INT4' is not read; FP8, .* and NVFP4 are",
+        ),
+        ({"quant_method": "quark"}, "global_quant_config should be a table with weight, but is None"),
+        (_quark(dtype="fp6_e3m2"), "global_quant_config.weight: fp6_e3m2 per_group with group_size 32"),
+        (_quark(zero_point_type="float32"), "zero_point_type float32 is not read"),
+        (_quark(group_size=48), r"q_proj \[64, 64\].*in_features 64 are no whole number of groups of 48"),
+        (
+            {**_quark(), "export": {"pack_method": "other"}},
+            "pack_method 'other' is not read; reorder and order are",
+        ),
+        ({**_quark(), "layer_type_quant_config": {"Linear": {}}}, "settings by type of layer are not read"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

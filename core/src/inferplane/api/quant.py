@@ -92,6 +92,11 @@ class StoredMatrix(ABC):
         On the meta device values are not there to be looked at. Raises `QuantConfigError`.
         """
 
+    def check_groups(self, columns: int | None) -> None:
+        """Raises `QuantConfigError` where a row is no whole number of groups of so many columns; None is all."""
+        if columns is not None and self.in_features % columns:
+            raise self.fail(f"in_features {self.in_features} are no whole number of groups of {columns}")
+
     def fail(self, problem: str) -> QuantConfigError:
         return QuantConfigError(f"{self.name} [{self.out_features}, {self.in_features}]: {problem}")
 

@@ -19,12 +19,10 @@ from inferplane.api.quant import (
 )
 from inferplane.models.hf_fields import flag, text
 from inferplane.quantization.bits import unpack_words
-from inferplane.quantization.integers import centred_codes, centred_zero
+from inferplane.quantization.integers import centred_codes, centred_zero, in_plain_order
 from inferplane.quantization.names import is_among, name_list
 
 _BITS = 4
-_PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its outputs is."""
 _HALF = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -66,8 +64,7 @@ class _AwqMatrix(StoredMatrix):
             raise self.fail(
                 f"out_features {out_features} fill no whole number of 32-bit words, eight to each"
             )
-        if in_features % group_size:
-            raise self.fail(f"in_features {in_features} are no whole number of groups of {group_size}")
+        self.check_groups(group_size)
 
     def tensors(self) -> Sequence[StoredTensor]:
         groups, words = self.in_features // self._group_size, self.out_features // 8
@@ -98,5 +95,4 @@ class _AwqMatrix(StoredMatrix):
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         """``[n, out / 8]`` words as ``[out, n]`` codes."""
-        codes = unpack_words(words, _BITS, self.out_features).unflatten(1, (-1, 8))
-        return codes[..., list(_PLACE_OF_OUTPUT)].flatten(1).T
+        return in_plain_order(unpack_words(words, _BITS, self.out_features)).T

@@ -22,7 +22,7 @@ from inferplane.api.quant import (
 from inferplane.api.quantized_weight import Activation
 from inferplane.models.hf_fields import flag, text, whole_number
 from inferplane.quantization.bits import num_words, unpack_words
-from inferplane.quantization.fp8 import RECORDS, SCALES, Fp8Matrix, block_of
+from inferplane.quantization.fp8 import MX_SCALES, RECORDS, SCALES, Fp8Matrix, block_of
 from inferplane.quantization.integers import centred_codes, centred_zero
 from inferplane.quantization.mxfp4 import Fp4Matrix
 from inferplane.quantization.names import is_among, name_list
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _LAYOUTS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized",
-    "nvfp4-pack-quantized",
+    "nvfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
 
 
@@ -82,8 +82,9 @@ class CompressedTensorsFormat(QuantFormat):
             )  # fmt: skip
         if group.number is Number.FP8_E4M3:
             return Fp8Matrix(
-                name, out_features, in_features, group.granularity, group.activation, "weight_scale"
-            )
+                name, out_features, in_features, group.granularity, group.activation, "weight_scale",
+                MX_SCALES if group.layout == "mxfp8-quantized" else SCALES,
+            )  # fmt: skip
         return _IntMatrix(name, out_features, in_features, group)
 
     def may_drop(self, name: str, tensor: torch.Tensor) -> bool:
@@ -163,9 +164,7 @@ class _IntMatrix(StoredMatrix):
     def __init__(self, name: str, out_features: int, in_features: int, group: _Group) -> None:
         super().__init__(name, out_features, in_features)
         self._group = group
-        columns = group.granularity.columns
-        if columns is not None and in_features % columns:
-            raise self.fail(f"in_features {in_features} are no whole number of groups of {columns}")
+        self.check_groups(group.granularity.columns)
 
     def tensors(self) -> Sequence[StoredTensor]:
         group, rows, columns = self._group, self.out_features, self.in_features

@@ -22,6 +22,8 @@ from inferplane.models.hf_fields import text
 from inferplane.quantization.names import is_among, name_list
 
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+MX_SCALES = (torch.uint8, torch.float8_e8m0fnu)
+"""Of MXFP8: powers of two by their exponents, which is what bytes hold."""
 RECORDS = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".input_scale", ".output_scale", ".prob_scale")
 """Tensors about activations and the KV cache that a weight can do without."""
 
@@ -81,7 +83,8 @@ def block_of(size: Any) -> Granularity | None:
 
 
 class Fp8Matrix(StoredMatrix):
-    """``weight`` and its scale, of any granularity; ``input_scale`` with static activations."""
+    """``weight`` and its scale, of any granularity and of one of the types ``scales``; ``input_scale`` with static
+    activations."""
 
     def __init__(
         self,
@@ -91,18 +94,20 @@ class Fp8Matrix(StoredMatrix):
         granularity: Granularity,
         activation: Activation,
         scale_name: str,
+        scales: tuple[torch.dtype, ...] = SCALES,
     ) -> None:
         super().__init__(name, out_features, in_features)
         self._granularity = granularity
         self._activation = activation
         self._scale_name = scale_name
+        self._scales = scales
 
     def tensors(self) -> Sequence[StoredTensor]:
         shape = self._granularity.scale_shape(self.out_features, self.in_features)
         is_single = self._granularity == Granularity(None, None)
         stored = [
             StoredTensor("weight", (self.out_features, self.in_features), (torch.float8_e4m3fn,)),
-            StoredTensor(self._scale_name, (1,) if is_single else shape, SCALES),
+            StoredTensor(self._scale_name, (1,) if is_single else shape, self._scales),
         ]
         if self._activation is Activation.STATIC_TENSOR:
             stored.append(StoredTensor("input_scale", (1,), SCALES))
@@ -110,6 +115,8 @@ class Fp8Matrix(StoredMatrix):
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         scale = tensors[self._scale_name]
+        if scale.dtype is torch.uint8:
+            scale = scale.view(torch.float8_e8m0fnu)
         scheme = QuantScheme(
             Number.FP8_E4M3,
             8,

@@ -13,5 +13,14 @@ def centred_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return pack_nibbles(centred + 8) if bits <= 4 else centred.to(torch.int8)
 
 
+_PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ each of its outputs is."""
+
+
+def in_plain_order(codes: torch.Tensor) -> torch.Tensor:
+    """``codes: [n, out]`` whose eights lie as AWQ's kernels want them, 0 2 4 6 1 3 5 7, in their own order."""
+    return codes.unflatten(1, (-1, 8))[..., list(_PLACE_OF_OUTPUT)].flatten(1)
+
+
 def centred_zero(zero: torch.Tensor, bits: int) -> torch.Tensor:
     return (zero - 2 ** (bits - 1)).to(torch.int8)

@@ -1,4 +1,4 @@
-"""The format of the ModelOpt library: FP8 by tensor and NVFP4."""
+"""The format of the ModelOpt library: FP8 by tensor or by output, MXFP8 and NVFP4."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 import torch
 
 from inferplane.api.quant import Granularity, QuantConfigError, QuantFormat, StoredMatrix
-from inferplane.api.quantized_weight import Activation
-from inferplane.quantization.fp8 import RECORDS, Fp8Matrix
+from inferplane.api.quantized_weight import CHANNEL, TENSOR, Activation
+from inferplane.quantization.fp8 import MX_SCALES, RECORDS, SCALES, Fp8Matrix
 from inferplane.quantization.mxfp4 import Fp4Matrix
-from inferplane.quantization.names import is_among, name_list
+from inferplane.quantization.names import is_among, name_list, with_stars
+
+_FP8 = {
+    "FP8": (TENSOR, Activation.STATIC_TENSOR, SCALES),
+    "FP8_PER_CHANNEL_PER_TOKEN": (CHANNEL, Activation.DYNAMIC_TOKEN, SCALES),
+    "MXFP8": (Granularity(1, 32), Activation.DYNAMIC_GROUP, MX_SCALES),
+}
 
 
 class ModelOptFormat(QuantFormat):
@@ -20,26 +26,18 @@ class ModelOptFormat(QuantFormat):
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = config.get("quantization", config)
         self._algorithm = config.get("quant_algo")
-        if self._algorithm not in ("FP8", "NVFP4"):
-            raise QuantConfigError(f"quant_algo should be FP8 or NVFP4, but is {self._algorithm!r}")
-        # a star stands for anything
-        excluded = name_list(config, "exclude_modules", "ignore")
-        self._plain = [
-            "re:" + name.replace(".", r"\.").replace("*", ".*") if "*" in name else name for name in excluded
-        ]
+        if self._algorithm not in (*_FP8, "NVFP4"):
+            raise QuantConfigError(
+                f"quant_algo {self._algorithm!r} is not read; {', '.join(_FP8)} and NVFP4 are"
+            )
+        self._plain = [with_stars(name) for name in name_list(config, "exclude_modules", "ignore")]
 
     def matrix(self, name: str, out_features: int, in_features: int) -> StoredMatrix | None:
         if is_among(name, self._plain):
             return None
-        if self._algorithm == "FP8":
-            return Fp8Matrix(
-                name,
-                out_features,
-                in_features,
-                Granularity(None, None),
-                Activation.STATIC_TENSOR,
-                "weight_scale",
-            )
+        if self._algorithm in _FP8:
+            granularity, activation, scales = _FP8[self._algorithm]
+            return Fp8Matrix(name, out_features, in_features, granularity, activation, "weight_scale", scales)
         return Fp4Matrix(
             name, out_features, in_features, "weight", "weight_scale", global_name="weight_scale_2"
         )

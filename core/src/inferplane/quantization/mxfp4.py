@@ -41,8 +41,7 @@ class _Mxfp4Experts(StoredMatrix):
     def __init__(self, name: str, num_matrices: int, out_features: int, in_features: int) -> None:
         super().__init__(name, num_matrices * out_features, in_features)
         self._lead = (num_matrices, out_features)
-        if in_features % _MX_GROUP:
-            raise self.fail(f"in_features {in_features} are no whole number of groups of {_MX_GROUP}")
+        self.check_groups(_MX_GROUP)
 
     def tensors(self) -> Sequence[StoredTensor]:
         groups = self.in_features // _MX_GROUP
@@ -84,8 +83,7 @@ class Fp4Matrix(StoredMatrix):
         self._global_name = global_name
         self._divides = divides_by_global
         self._group = _MX_GROUP if global_name is None else _NV_GROUP
-        if in_features % self._group:
-            raise self.fail(f"in_features {in_features} are no whole number of groups of {self._group}")
+        self.check_groups(self._group)
 
     def tensors(self) -> Sequence[StoredTensor]:
         rows, columns = self.out_features, self.in_features

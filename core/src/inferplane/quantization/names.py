@@ -32,6 +32,11 @@ def is_among(name: str, patterns: Sequence[str]) -> bool:
     return False
 
 
+def with_stars(name: str) -> str:
+    """A name in which stars stand for anything, as a pattern of `is_among`."""
+    return "re:" + re.escape(name).replace(r"\*", ".*") if "*" in name else name
+
+
 def matches(expression: str, name: str) -> bool:
     """Raises `QuantConfigError` for what is no regular expression."""
     try:

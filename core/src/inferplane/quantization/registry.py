@@ -23,6 +23,7 @@ STORED: Mapping[str, str] = {
     "gptq": "inferplane.quantization.gptq:GptqFormat",
     "modelopt": "inferplane.quantization.modelopt:ModelOptFormat",
     "mxfp4": "inferplane.quantization.mxfp4:Mxfp4Format",
+    "quark": "inferplane.quantization.quark:QuarkFormat",
     "torchao": "inferplane.quantization.torchao:TorchAoFormat",
 }
 """``"module:Class"`` of a `QuantFormat` by ``quant_method`` of a checkpoint."""

@@ -91,9 +91,7 @@ class _TorchAoMatrix(StoredMatrix):
     def __init__(self, name: str, out_features: int, in_features: int, config: _Config) -> None:
         super().__init__(name, out_features, in_features)
         self._config = config
-        columns = config.granularity.columns
-        if columns is not None and in_features % columns:
-            raise self.fail(f"in_features {in_features} are no whole number of groups of {columns}")
+        self.check_groups(config.granularity.columns)
 
     def tensors(self) -> Sequence[StoredTensor]:
         rows, columns = self._config.granularity.scale_shape(self.out_features, self.in_features)

@@ -1,0 +1,61 @@
+"""Matrices of checkpoints that other tools wrote, bit for bit as the tools' own dequantizers have them.
+
+`tests/support/written_by_tools.py` made the files of the folder ``written``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import written_by_tools
+from inferplane.quantization.registry import make_format
+from model_harness import make_context
+
+FILES = sorted(written_by_tools.FOLDER.glob("*.safetensors"))
+MODULES = {
+    "autoawq": "awq",
+    "compressed-tensors": "compressed_tensors",
+    "gptqmodel": "gptqmodel",
+    "amd-quark": "quark",
+    "nvidia-modelopt": "modelopt",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_numbers_bit_for_bit(path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["quantization_config"])
+        names = file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
+    want = tensors.pop("dequantized")
+    model = {"architectures": ["X"], "vocab_size": 8, "quantization_config": config}
+    found = make_format(make_context(model).config, {})
+    assert found is not None
+    matrix = found.matrix(written_by_tools.MATRIX, *want.shape)
+    assert matrix is not None
+    suffixes = {stored.suffix for stored in matrix.tensors()}
+    assert all(found.may_drop(f"layer.{key}", each) for key, each in tensors.items() if key not in suffixes)
+    weight = matrix.read({key: each for key, each in tensors.items() if key in suffixes})
+    assert torch.equal(weight.dequantize(want.dtype), want)
+
+
+def test_every_tool_has_written() -> None:
+    written = {tool for tool in MODULES for path in FILES if path.name.startswith(f"{tool}-")}
+    assert written == set(MODULES) == set(written_by_tools.TOOLS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tool", MODULES)
+def test_what_an_installed_tool_writes(tool: str, tmp_path: Path) -> None:
+    pytest.importorskip(MODULES[tool])
+    written_by_tools.write(tool, tmp_path)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert files
+    for path in files:
+        test_numbers_bit_for_bit(path)
