@@ -6,7 +6,8 @@ A form is ``bf16``; ``fp8``, ``int8``, ``int4`` or ``mxfp4``, rounded while load
 ``w-mxfp4``, written by ``inferplane quantize`` first, with error feedback where ``-gptq`` is added; ``nf4``, written
 by transformers with bitsandbytes, which has to be installed; a GGUF file of the same model, as
 ``path/to/Q4_K_M.gguf``; or bf16 with keys and values in another type, as in ``kv-fp8_e4m3``. Printed is a table with
-the distance of each from bf16. The text that is used when none is named is short: a percent more or less says nothing.
+the distance of each from bf16, which comes first, and how much of it is allowed; the exit status is 1 where it is more.
+The text that is used when none is named is short: a percent more or less says nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,30 @@ WRITTEN = {"w8": ("int8", None), "w4-64": ("int4", 64), "w4-128": ("int4", 128),
 FEEDBACK = "-gptq"
 KV = tuple(f"kv-{name}" for name in QUANTIZED_KV)
 FORMS = ("bf16", "int8", "fp8", "w4-64", "w4-64-gptq", "w-mxfp4", "w-mxfp4-gptq", *KV)
+
+ALLOWED = {
+    "int8": 1.0,
+    "w8": 1.0,
+    "fp8": 4.0,
+    "int4": 35.0,
+    "w4-64": 35.0,
+    "w4-64-gptq": 30.0,
+    "w4-128": 45.0,
+    "w4-128-gptq": 35.0,
+    "nf4": 30.0,
+    "Q8_0.gguf": 1.0,
+    "Q6_K.gguf": 2.0,
+    "Q5_K_M.gguf": 4.0,
+    "Q4_K_M.gguf": 10.0,
+    "mxfp4": 65.0,
+    "w-mxfp4": 65.0,
+    "w-mxfp4-gptq": 45.0,
+    "kv-fp8_e4m3": 0.5,
+    "kv-fp8_e5m2": 4.0,
+    "kv-int8_per_token_head": 0.5,
+}
+"""Percent of the perplexity of bf16 by which a form of a model of 135 million weights may differ; why so much is in
+docs/quantization.md."""
 
 
 def perplexity(model: str, text: str, num_tokens: int, window: int, **settings: Any) -> tuple[float, int]:
@@ -110,11 +135,22 @@ def main() -> None:
     if options.json is not None:
         with options.json.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    base = rows[0]["perplexity"]
-    print(f"\n| form | perplexity | against {rows[0]['case'].removeprefix('perplexity_')} |\n|---|---|---|")
-    for row in rows:
-        print(f"| {row['case'].removeprefix('perplexity_')} | {row['perplexity']:.3f} | "
-              f"{100 * (row['perplexity'] / base - 1):+.2f} % |")  # fmt: skip
+    beyond = print_table({row["case"].removeprefix("perplexity_"): row["perplexity"] for row in rows})
+    if beyond:
+        raise SystemExit(f"further from {options.forms[0]} than allowed: {', '.join(beyond)}")
+
+
+def print_table(found: dict[str, float]) -> list[str]:
+    """Perplexities by form, against the first one's. Returns the forms that are further from it than is allowed."""
+    base_form, base = next(iter(found.items()))
+    print(f"\n| form | perplexity | against {base_form} | allowed |\n|---|---|---|---|")
+    beyond = []
+    for form, value in found.items():
+        percent, allowed = 100 * (value / base - 1), ALLOWED.get(form)
+        print(f"| {form} | {value:.3f} | {percent:+.2f} % | {'' if allowed is None else f'± {allowed} %'} |")
+        if allowed is not None and abs(percent) > allowed:
+            beyond.append(form)
+    return beyond
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import format_matrix
 from inferplane.quantization.registry import ONLINE, STORED
@@ -19,5 +20,8 @@ def test_every_format_is_in_it():
 def test_the_page_has_it():
     page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
     assert "```{format-matrix}\n```" in page
-    table = format_matrix.format_matrix_markdown()
-    assert "| fp8 | dynamic |" in table and "`cuda_fp8`" in table and "refused: " in table
+    table, _, reasons = format_matrix.format_matrix_markdown().partition("\n\n")
+    assert "| fp8 | dynamic |" in table and "`cuda_fp8`" in table and "refused (" in table
+    named = {int(number) for number in re.findall(r"\((\d+)\) \|", table)}
+    numbered = [int(line.partition(".")[0]) for line in reasons.splitlines()]
+    assert numbered == sorted(named) == list(range(1, len(numbered) + 1))
