@@ -195,6 +195,17 @@ def test_settings_that_exclude_each_other(resolved) -> None:
         resolved(executor="local", tensor_parallel_size=2)
 
 
+def test_every_rank_needs_a_device_unless_they_share_it(resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(tensor_parallel_size=2).parallel.world_size == 2
+    monkeypatch.setattr(ReferencePlatform, "ranks_share_device", False)
+    assert resolved().parallel.world_size == 1
+    with pytest.raises(
+        ConfigError, match="size 2 needs as many devices from reference:0 on, and this process sees 1"
+    ) as caught:
+        resolved(tensor_parallel_size=2)
+    assert caught.value.option == "tensor_parallel_size"
+
+
 @pytest.mark.parametrize("vocab_size", [None, 0, "100", 1.5])
 def test_a_model_without_a_vocabulary_is_refused(resolved, vocab_size: object) -> None:
     with pytest.raises(ModelLoadError, match="vocab_size"):

@@ -178,3 +178,31 @@ def test_a_runtime_that_was_not_returned(toy) -> None:
     )
     found = toy(source)
     assert "device_runtime of platform 'toy' returned None" in found["memory"].found
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            "1 << 34",
+            "memory of the runtime of platform 'toy' returned 17179869184, not an inferplane.api.MemoryInfo",
+        ),
+        (
+            "MemoryInfo(1 << 34, 0.5)",
+            "platform 'toy' says that available_bytes is 0.5, not a whole number of bytes",
+        ),
+        ("MemoryInfo(-1, 0)", "platform 'toy' says that total_bytes is -1, not a whole number of bytes"),
+    ],
+)
+def test_memory_that_is_no_memory(toy, answer: str, message: str) -> None:
+    source = PLATFORM.replace(
+        "class ToyPlatform(ReferencePlatform): pass",
+        "from inferplane.api import MemoryInfo\n"
+        "    from inferplane.reference.platform import HostRuntime\n"
+        "    class ToyRuntime(HostRuntime):\n"
+        f"        def memory(self): return {answer}\n"
+        "    class ToyPlatform(ReferencePlatform):\n"
+        "        def device_runtime(self, device): return ToyRuntime(device)",
+    )
+    found = toy(source)
+    assert message in found["memory"].found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferplane.api import CapabilitySet, DeviceDescriptor, Supported
+from inferplane.api import CapabilitySet, DeviceDescriptor
 from inferplane.api.config import ConfigError, EngineArgs, EngineConfig
-from inferplane.config import DeviceConfig, ModelConfig, ParallelConfig
+from inferplane.config import DeviceConfig, ModelConfig
 from inferplane_cuda import platform as platform_module
 from inferplane_cuda.platform import CudaPlatform
 from inferplane_cuda.runtime import CudaRuntime
@@ -17,12 +17,8 @@ def device(*capabilities: str, index: int = 0) -> DeviceDescriptor:
     return DeviceDescriptor("cuda", index, "a GPU", 80 << 30, CapabilitySet(capabilities))
 
 
-def config(dtype: str = "float16", world_size: int = 1) -> EngineConfig:
-    return EngineConfig(
-        ModelConfig("m", "/m", {}, "A", dtype, 128, 100),
-        DeviceConfig("cuda"),
-        parallel=ParallelConfig(tensor_parallel_size=world_size),
-    )
+def config(dtype: str = "float16") -> EngineConfig:
+    return EngineConfig(ModelConfig("m", "/m", {}, "A", dtype, 128, 100), DeviceConfig("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -67,15 +63,6 @@ def test_bfloat16_needs_its_product() -> None:
     with pytest.raises(ConfigError, match="does not multiply bfloat16") as caught:
         CudaPlatform().validate_config(config("bfloat16"), device("fp16_matmul"))
     assert caught.value.option == "dtype"
-
-
-def test_every_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = Supported("cuda", 100, (device(index=0), device(index=1)))
-    monkeypatch.setattr(platform_module, "probe", lambda: two)
-    CudaPlatform().validate_config(config(world_size=2), device(index=0))
-    with pytest.raises(ConfigError, match="from cuda:1 on, and this process sees 1") as caught:
-        CudaPlatform().validate_config(config(world_size=2), device(index=1))
-    assert caught.value.option == "tensor_parallel_size"
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferplane import LLM, SamplingParams
+from inferplane.config import ConfigError
 from inferplane.plugins import load_plugins
 
 PROMPTS = ["Permission is hereby granted", "The work of the licensor", "You may"]
@@ -30,6 +31,11 @@ def test_a_card_answers_as_the_reference_does(tiny_model: Callable[[str], Path],
     folder = tiny_model("llama")
     found = answers(folder, "kestrel", tensor_parallel_size=num_cards, async_scheduling=True)
     assert found == answers(folder, "reference")
+
+
+def test_every_rank_needs_a_card(tiny_model: Callable[[str], Path]):
+    with pytest.raises(ConfigError, match="from kestrel:1 on, and this process sees 1"):
+        LLM(str(tiny_model("llama")), device="kestrel:1", tensor_parallel_size=2)
 
 
 def test_cards_have_to_be_asked_for(monkeypatch: pytest.MonkeyPatch):

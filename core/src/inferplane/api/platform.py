@@ -17,6 +17,9 @@ class Platform(ABC):
     """Made by the `create_platform` hook for the selected device, in the front end and in each worker."""
 
     name: ClassVar[str]
+    ranks_share_device: ClassVar[bool] = False
+    """Whether all ranks run on one device, as they do on a host's processors. Else each needs its own: that of the same
+    number from rank 0's on."""
 
     @abstractmethod
     def config_defaults(

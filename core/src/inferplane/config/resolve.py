@@ -27,6 +27,7 @@ from inferplane.request import MAX_SEED
 
 if TYPE_CHECKING:
     from inferplane.api.device import DeviceDescriptor
+    from inferplane.api.platform import Platform
     from inferplane.plugins import PluginSet
 
 
@@ -117,6 +118,7 @@ def resolve_in_full(
         plugin_options=plugin_options(args.plugin_options, plugins.engine_options()),
     )
     _check_combination(config, plugins)
+    _check_devices(config, device, platform, plugins)
     platform.validate_config(config, device)
     plugins.validate_config(config, device)
     return Resolution(config, device, [_as_resolved(setting, config, device) for setting in settings])
@@ -319,6 +321,18 @@ def _check_names(args: EngineArgs, plugins: PluginSet) -> None:
         if (value := getattr(args, name)) not in known:
             there = ", ".join(sorted(known))
             raise ConfigError(name, f"{name} {value!r} is unknown; there are {there}")
+
+
+def _check_devices(
+    config: EngineConfig, device: DeviceDescriptor, platform: Platform, plugins: PluginSet
+) -> None:
+    ranks, num_devices = config.parallel.world_size, len(plugins.devices_from(device))
+    if ranks > max(1, num_devices) and not platform.ranks_share_device:
+        raise ConfigError(
+            "tensor_parallel_size",
+            f"tensor_parallel_size {ranks} needs as many devices from {device.platform}:{device.index} on, and this "
+            f"process sees {num_devices}: lower it, or choose an earlier device",
+        )
 
 
 def _check_combination(config: EngineConfig, plugins: PluginSet) -> None:

@@ -147,7 +147,7 @@ class EngineLoop:
         from inferplane.config import ConfigError
         from inferplane.models.errors import ModelLoadError
         from inferplane.plugins import PluginError
-        from inferplane.plugins.blame import blame
+        from inferplane.plugins.blame import what_failed
 
         if isinstance(error, ConfigError):
             message = Fatal("config", error.option, str(error))
@@ -157,8 +157,7 @@ class EngineLoop:
             message = Fatal("plugin", "", str(error))
         else:
             logger.critical("the engine cannot go on", exc_info=error)
-            fault = blame(error)
-            message = Fatal("engine", "", fault.message if fault else f"{type(error).__name__}: {error}")
+            message = Fatal("engine", "", what_failed(error))
         self._send(message)
 
 

@@ -59,14 +59,14 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     value: int | None = None
     error: str | None = None
-    """The traceback, when the call raised."""
+    """When the call raised: in a line what did, then the traceback."""
 
 
 class StepFailed(msgspec.Struct, frozen=True, tag=True):
     rank: int
     number: int
     error: str
-    """The traceback."""
+    """As in an `Answer`."""
 
 
 CALLABLE = ("set_up", "join_group", "load_model", "available_kv_bytes", "warm_up")

@@ -16,6 +16,7 @@ from inferplane.executor.local import with_progress
 from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start
 from inferplane.executor.rank_processes import DISAGREEMENT_S, RankProcesses, StepState
 from inferplane.plan import StepPlan, StepResult
+from inferplane.plugins.blame import what_failed
 
 if TYPE_CHECKING:
     from inferplane.plugins import PluginSet
@@ -143,7 +144,7 @@ class MultiprocessExecutor:
         answers = self._running().answers(call_id)
         for answer in answers:
             if answer.error is not None:
-                reason = f"rank {answer.rank} failed in {what}:\n{answer.error}"
+                reason = f"rank {answer.rank} failed in {what}: {answer.error}"
                 self._running().declare_broken(reason)
                 raise WorkerDiedError(reason)
         return [answer.value for answer in answers]
@@ -176,8 +177,7 @@ class MultiprocessExecutor:
         if len(answers) == world_size - 1 and all(answer.value == do_all_raise for answer in answers):
             processes.forget_step_failures()
             return
-        what = f"{type(error).__name__}: {error}"
-        reason = f"rank 0 failed step {number}, which not all of the {world_size} ranks failed: {what}"
+        reason = f"rank 0 failed step {number}, which not all of the {world_size} ranks failed: {what_failed(error)}"
         processes.declare_broken(reason)
         raise WorkerDiedError(reason) from error
 

@@ -35,6 +35,7 @@ from inferplane.executor.messages import (
     encode,
     reports_address,
 )
+from inferplane.plugins.blame import blame, what_failed
 
 
 class Rank:
@@ -72,15 +73,15 @@ class Rank:
         try:
             self.worker.execute(command.plan)
             self.worker.accept()
-        except Exception:
+        except Exception as error:
             self._failed_number = command.number
-            self._reports.send(encode(StepFailed(self._rank, command.number, traceback.format_exc())))
+            self._reports.send(encode(StepFailed(self._rank, command.number, _describe(error))))
 
     def _answer(self, command: Question) -> None:
         try:
             answer = Answer(self._rank, command.call_id, value=self._obey(command))
-        except Exception:
-            answer = Answer(self._rank, command.call_id, error=traceback.format_exc())
+        except Exception as error:
+            answer = Answer(self._rank, command.call_id, error=_describe(error))
         self._reports.send(encode(answer))
 
     def _obey(self, command: Question) -> int | None:
@@ -114,6 +115,14 @@ class Rank:
         if self._worker is None:
             raise RuntimeError("the rank has no worker: Start comes before any other command")
         return self._worker
+
+
+def _describe(error: Exception) -> str:
+    """What failed, in a line, and the traceback: of the plugin at fault from where it was entered."""
+    fault = blame(error)
+    if fault is not None:
+        return f"{fault.message}\n{fault.traceback}"
+    return f"{what_failed(error)}\n{traceback.format_exc().rstrip()}"
 
 
 def _end_with_parent(directory: str) -> None:

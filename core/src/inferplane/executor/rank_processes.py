@@ -200,7 +200,7 @@ class RankProcesses:
                 is_over = state is StepState.DONE or number > failed.number
                 is_late = state is StepState.RUNNING and time.monotonic() - reported_s > DISAGREEMENT_S
                 if is_over or is_late:
-                    return f"rank {failed.rank} failed step {failed.number}, which rank 0 did not fail:\n{failed.error}"
+                    return f"rank {failed.rank} failed step {failed.number}, which rank 0 did not fail: {failed.error}"
         return None
 
     # -- the end

@@ -54,6 +54,12 @@ def blame(error: BaseException) -> Blame | None:
     )
 
 
+def what_failed(error: BaseException) -> str:
+    """In one line; with the plugin at fault, where there is one."""
+    fault = blame(error)
+    return fault.message if fault else describe(error)
+
+
 def _frames(trace: TracebackType | None) -> list[TracebackType]:
     frames = []
     while trace is not None:

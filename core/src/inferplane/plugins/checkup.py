@@ -122,7 +122,9 @@ def _runtime(plugins: PluginSet, device: DeviceDescriptor) -> DeviceRuntime:
 
 
 def _memory(plugins: PluginSet, device: DeviceDescriptor) -> Iterator[Diagnostic]:
-    memory = _runtime(plugins, device).memory()
+    from inferplane.runner.device_runtime import device_memory
+
+    memory = device_memory(_runtime(plugins, device), device)
     gib = 2**30
     found = f"{memory.available_bytes / gib:.1f} of {memory.total_bytes / gib:.1f} GiB are available"
     if memory.available_bytes < memory.total_bytes / 10:

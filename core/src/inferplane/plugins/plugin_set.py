@@ -126,6 +126,10 @@ class PluginSet:
             raise selection.unknown_device(name, source, self.records)
         raise selection.unusable_device(record, source, with_traceback=self._quiet)
 
+    def devices_from(self, device: DeviceDescriptor) -> list[DeviceDescriptor]:
+        """A device that was selected, and those of its platform that come after it."""
+        return [each for each in self._supported[device.platform].devices if each.index >= device.index]
+
     def platform(self, device: DeviceDescriptor) -> Platform:
         """The platform object for a device, made once. Raises `PluginError` when its plugin makes none."""
         if device not in self._platforms:

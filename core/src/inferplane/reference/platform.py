@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 class ReferencePlatform(Platform):
     name = "reference"
+    ranks_share_device = True
 
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str

@@ -22,7 +22,7 @@ from inferplane.layers import Attention, RotaryEmbedding, Router, walk_layers
 from inferplane.plan import StepPlan
 from inferplane.quantization.registry import DEQUANTIZE, make_format
 from inferplane.runner.batch import Batch
-from inferplane.runner.device_runtime import make_runtime
+from inferplane.runner.device_runtime import device_memory, make_runtime
 from inferplane.runner.kv_groups import AttentionChooser, allocate, make_groups
 from inferplane.runner.memory import check_kv_cache_bytes, kv_budget_bytes, longest_sequence
 from inferplane.runner.pooling_runner import PoolingRunner
@@ -152,11 +152,12 @@ class ModelWorker(Worker):
     def available_kv_bytes(self) -> int:
         runtime, config = self.runtime, self.config
         if (asked := config.cache.kv_cache_bytes) is not None:
-            check_kv_cache_bytes(asked, runtime.memory())
+            check_kv_cache_bytes(asked, device_memory(runtime, self.context.device))
             return asked
         step_bytes = None if runtime.is_host_memory else runtime.measure_peak_bytes(self._run_largest_step)
         specs = self.kv_cache_specs()
-        return kv_budget_bytes(runtime.memory(), runtime.is_host_memory, config, specs, step_bytes)
+        memory = device_memory(runtime, self.context.device)
+        return kv_budget_bytes(memory, runtime.is_host_memory, config, specs, step_bytes)
 
     def _run_largest_step(self) -> None:
         config = self.config

@@ -44,6 +44,7 @@ def _has_whole_weights(group: object) -> bool:
 
 class CpuPlatform(Platform):
     name = "cpu"
+    ranks_share_device = True
 
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str

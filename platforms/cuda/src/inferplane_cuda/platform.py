@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, ProcessGroup, Supported, Unsupported
+from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, ProcessGroup
 from inferplane.api.config import ConfigPatch, EngineArgs
 from inferplane_cuda.flash_packages import BLOCK_SIZE, CAPABILITY, missing_package
-from inferplane_cuda.probing import PLATFORM, probe
+from inferplane_cuda.probing import PLATFORM
 from inferplane_torch_accelerator.platform import AcceleratorPlatform
 
 
 class CudaPlatform(AcceleratorPlatform):
     name = PLATFORM
     collectives = "nccl"
-
-    def probe(self) -> Supported | Unsupported:
-        return probe()
 
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str

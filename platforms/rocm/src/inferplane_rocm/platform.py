@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferplane.api import DeviceDescriptor, DeviceRuntime, Supported, Unsupported
-from inferplane_rocm.probing import PLATFORM, probe
+from inferplane.api import DeviceDescriptor, DeviceRuntime
+from inferplane_rocm.probing import PLATFORM
 from inferplane_torch_accelerator.platform import AcceleratorPlatform
 
 
@@ -11,9 +11,6 @@ class RocmPlatform(AcceleratorPlatform):
     name = PLATFORM
     collectives = "nccl"
     """What RCCL is called in `torch.distributed`."""
-
-    def probe(self) -> Supported | Unsupported:
-        return probe()
 
     def device_runtime(self, device: DeviceDescriptor) -> DeviceRuntime:
         from inferplane_rocm.runtime import RocmRuntime

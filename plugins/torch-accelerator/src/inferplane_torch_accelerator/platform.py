@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, Platform, ProcessGroup, Supported
+from inferplane.api import Communicator, DeviceDescriptor, DeviceRuntime, Platform, ProcessGroup
 from inferplane.api.config import ConfigError, ConfigPatch
 
 if TYPE_CHECKING:
-    from inferplane.api import Unsupported
     from inferplane.api.config import EngineArgs, EngineConfig
     from inferplane.api.worker import Worker
 
@@ -17,14 +15,10 @@ _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 
 
 class AcceleratorPlatform(Platform):
-    """Needs to be told which devices there are, the runtime, and how ranks talk to each other."""
+    """Needs to be told the runtime, and how ranks talk to each other."""
 
     collectives: ClassVar[str]
     """The backend of `torch.distributed`."""
-
-    @abstractmethod
-    def probe(self) -> Supported | Unsupported:
-        """What this process sees, as in the hook `probe_devices`."""
 
     def config_defaults(
         self, args: EngineArgs, device: DeviceDescriptor, checkpoint_dtype: str
@@ -49,20 +43,10 @@ class AcceleratorPlatform(Platform):
         return ConfigPatch(values, reasons)
 
     def validate_config(self, config: EngineConfig, device: DeviceDescriptor) -> None:
-        """Every rank needs a device of its own, and bfloat16 one that multiplies it."""
+        """bfloat16 needs a device that multiplies it."""
         if config.model.dtype == "bfloat16" and not device.capabilities.has("bf16_matmul"):
             raise ConfigError(
                 "dtype", f"{device.name} does not multiply bfloat16; use --dtype float16 or float32"
-            )
-        world_size = config.parallel.world_size
-        found = self.probe()
-        num_visible = len(found.devices) if isinstance(found, Supported) else 0
-        num_left = num_visible - device.index
-        if world_size > 1 and world_size > num_left:
-            raise ConfigError(
-                "tensor_parallel_size",
-                f"tensor_parallel_size {world_size} needs as many devices from {self.name}:{device.index} on, and "
-                f"this process sees {num_left}",
             )
 
     def worker_class(self) -> type[Worker]:

@@ -72,8 +72,8 @@ class Subject:
 
     @cached_property
     def pair_fault(self) -> str | None:
-        """Why a model cannot be split over two ranks here; None on two devices, and on one that is host memory."""
-        if self.num_devices < 2 and not self.runtime.is_host_memory:
+        """Why a model cannot be split over two ranks here; None on two devices, and on one that ranks share."""
+        if self.num_devices < 2 and not self.platform.ranks_share_device:
             return "the platform has one device"
         config = replace(self.config("float32"), parallel=ParallelConfig(tensor_parallel_size=2))
         return self._refusal(config)
