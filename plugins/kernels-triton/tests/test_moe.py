@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from coded_experts import DTYPES, drawn_experts
 from inferplane_kernels_triton import moe_sort
+from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.moe_codes import ExpertCodes
-from inferplane_kernels_triton.moe_experts import ACTIVATIONS, ExpertsConfig, fused_experts
+from inferplane_kernels_triton.moe_experts import ACTIVATIONS, ExpertsConfig, ExpertsWeight, fused_experts
 from inferplane_kernels_triton.moe_one_token import OneTokenConfig
 from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.moe_sort import sort_by_expert
+from int4_weights import drawn_int4
 from kernel_checks import MATRIX_DTYPES, assert_close, gpu
 
 SMALL = ExpertsConfig(16, 16, 32, 4, 1)
 ALPHA, LIMIT = 1.702, 1.0
-Codes = Callable[[int, int, int, torch.device], tuple[ExpertCodes, torch.Tensor]]
+Codes = Callable[[int, int, int, torch.device], tuple[ExpertCodes | Int4Matrix, torch.Tensor]]
 """Draws experts, out, in, on a device."""
 
 
@@ -104,7 +109,7 @@ def weights_of(
     dtype: torch.dtype,
     device: torch.device,
     codes: Codes | None,
-) -> tuple[torch.Tensor | ExpertCodes, torch.Tensor]:
+) -> tuple[ExpertsWeight, torch.Tensor]:
     """Plain or coded, and in float64."""
     if codes is not None:
         return codes(num_experts, out_features, in_features, device)
@@ -197,6 +202,40 @@ def test_codes_of_a_single_token(first_expert: int, block: tuple[int, int | None
     )  # fmt: skip
 
 
+FOUR_BITS = {
+    "int4": {"group": 32},
+    "zero points and offsets": {"group": 16, "has_zero": True, "has_offset": True},
+    "rows": {"group": None},
+    "E2M1": {"group": 32, "is_e2m1": True},
+}
+
+
+def in_four_bits(**parts: Any) -> dict[str, Codes]:
+    def draw(
+        num_experts: int, out_features: int, in_features: int, device: torch.device
+    ) -> tuple[Int4Matrix, torch.Tensor]:
+        matrix, numbers = drawn_int4(num_experts * out_features, in_features, device=device, **parts)
+        # as large as others' weights, so that no activation is past its limit
+        factor = 0.125 if parts.get("is_e2m1") else 2.0 ** -round(math.log2(numbers.std() * in_features**0.5))
+        if matrix.scale.dtype == torch.uint8:
+            return replace(matrix, scale=matrix.scale - 3), (numbers * factor).unflatten(0, (num_experts, -1))
+        offset = None if matrix.offset is None else matrix.offset * factor
+        matrix = replace(matrix, scale=matrix.scale * factor, offset=offset)
+        return matrix, (numbers * factor).unflatten(0, (num_experts, -1))
+
+    return {"codes": draw}
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS)
+@pytest.mark.parametrize(("num_tokens", "activation"), [(1, "silu"), (9, "clamped_swiglu")])
+def test_codes_of_four_bits(kind: str, num_tokens: int, activation: str, device: torch.device):
+    """Rows that end within a block and a group, and a tile that ends within an expert's rows."""
+    check(
+        num_tokens, (4, 2, 72, 40), torch.float16, device, SMALL if num_tokens > 1 else None, activation=activation,
+        has_bias=True, first_expert=2, **in_four_bits(**FOUR_BITS[kind]),
+    )  # fmt: skip
+
+
 def test_codes_whose_scales_do_not_fit(device: torch.device):
     codes = torch.zeros(2, 8, 40, dtype=torch.int8, device=device)
     with pytest.raises(ValueError, match=r"scale has shape \(2, 8, 1\), needs \(2, 1, 1\)"):
@@ -221,6 +260,14 @@ def test_no_tokens_and_an_unknown_activation(device: torch.device):
 @pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
 def test_at_real_shapes(num_tokens: int, device: torch.device):
     check(num_tokens, (128, 8, 2048, 768), torch.bfloat16, device, None)
+
+
+@gpu
+@pytest.mark.parametrize("kind", FOUR_BITS)
+@pytest.mark.parametrize("num_tokens", [1, 32, 300, 5000])
+def test_codes_of_four_bits_at_real_shapes(num_tokens: int, kind: str, device: torch.device):
+    codes = in_four_bits(**FOUR_BITS[kind])
+    check(num_tokens, (32, 4, 2880, 720), torch.bfloat16, device, None, has_bias=True, **codes)
 
 
 @gpu

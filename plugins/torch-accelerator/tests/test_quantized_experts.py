@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -27,13 +28,25 @@ class EightBitExperts(quantized_experts.EightBitExperts):
     launch = Launch("nvidia")
 
 
+class FourBitExperts(quantized_experts.FourBitExperts):
+    """As a platform names it."""
+
+    name = "acme_4bit_experts"
+    launch = Launch("nvidia")
+
+
 def drawn(scheme: QuantScheme, out_features: int, in_features: int, device: torch.device) -> QuantizedWeight:
+    blocks = scheme.granularity.scale_shape(out_features, in_features)
+    if scheme.is_packed:
+        codes = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8)
+        scale = torch.full(blocks, 2.0 ** -round(2.5 + math.log2(in_features) / 2)).to(scheme.scale_dtype)
+        return QuantizedWeight(scheme, out_features, in_features, codes.to(device), scale.to(device))
     numbers = torch.randn(out_features, in_features) * 40
     if scheme.number is Number.INT:
         codes = numbers.clamp(-128, 127).to(torch.int8)
     else:
         codes = numbers.to(torch.float8_e4m3fn)
-    scale = torch.rand(scheme.granularity.scale_shape(out_features, in_features)) + 0.5
+    scale = torch.rand(blocks) + 0.5
     scale /= 40 * in_features**0.5
     return QuantizedWeight(scheme, out_features, in_features, codes.to(device), scale.to(device))
 
@@ -60,7 +73,8 @@ def check(shape: ExpertsShape, num_tokens: int, device: torch.device, top_k: int
     # some are those of another rank
     ids = torch.stack([torch.randperm(num_experts + 2)[:top_k] for _ in range(num_tokens)]).int().to(device)
     weights = torch.rand(num_tokens, top_k).to(device)
-    got = EightBitExperts.prepare(shape, gate_up, down, *biases)(x, weights, ids)
+    kernel = FourBitExperts if shape.gate_up.is_packed else EightBitExperts
+    got = kernel.prepare(shape, gate_up, down, *biases)(x, weights, ids)
     want = fused_experts(
         x.double(), weights, ids, gate_up.dequantize(torch.float64).unflatten(0, (num_experts, -1)),
         down.dequantize(torch.float64).unflatten(0, (num_experts, -1)), activation=shape.activation,
@@ -82,6 +96,29 @@ def test_whole_numbers(device: torch.device) -> None:
     check(shape_of(INT8, torch.float32), 2, device)
 
 
+INT4 = QuantScheme(Number.INT, 4, Granularity(1, 32), torch.bfloat16)
+MXFP4 = QuantScheme(Number.FP4, 4, Granularity(1, 32), torch.float8_e8m0fnu)
+
+
+@pytest.mark.parametrize("scheme", [INT4, MXFP4], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_four_bits(scheme: QuantScheme, num_tokens: int, device: torch.device) -> None:
+    check(shape_of(scheme, torch.float16), num_tokens, device)
+
+
+def test_what_four_bits_it_multiplies() -> None:
+    device = DeviceDescriptor("cuda", 0, "", 0, capabilities=CapabilitySet([]))
+
+    def reason(dtype: torch.dtype = torch.bfloat16, **changes: object) -> str:
+        down = replace(INT4, **changes)  # type: ignore[arg-type]
+        return FourBitExperts.unsupported_reason(replace(shape_of(MXFP4, dtype), down=down), device) or ""
+
+    assert reason(torch.float32).endswith("of bfloat16, float16, not torch.float32")
+    assert reason(number=Number.NF4) == "multiplies whole numbers of up to 4 bits and E2M1 only"
+    assert reason(granularity=Granularity(1, 96)).endswith("not 96")
+    assert "columns" not in reason(bits=3, is_symmetric=False, has_offset=True)
+
+
 def test_what_it_multiplies() -> None:
     device = DeviceDescriptor("cuda", 0, "", 0, capabilities=CapabilitySet([]))
 
@@ -98,10 +135,11 @@ def test_what_it_multiplies() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("granularity", [Granularity(1, None), Granularity(128, 128)], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [FP8, replace(FP8, granularity=Granularity(128, 128)), INT8, INT4, MXFP4], ids=str
+)
 @pytest.mark.parametrize("num_tokens", [1, 2, 40, 3000])
-def test_at_real_shapes(granularity: Granularity, num_tokens: int, device: torch.device) -> None:
+def test_at_real_shapes(scheme: QuantScheme, num_tokens: int, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs a GPU")
-    scheme = replace(FP8, granularity=granularity)
     check(shape_of(scheme, torch.bfloat16, 2048, 768, num_experts=64), num_tokens, device, top_k=8)

@@ -57,9 +57,9 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
 
 @hookimpl
 def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
-    from inferplane_cuda.experts import CudaEightBitExperts
+    from inferplane_cuda.experts import CudaEightBitExperts, CudaFourBitExperts
 
-    return [CudaEightBitExperts]
+    return [CudaEightBitExperts, CudaFourBitExperts]
 
 
 @hookimpl

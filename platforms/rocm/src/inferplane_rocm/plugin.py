@@ -63,9 +63,9 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
 
 @hookimpl
 def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
-    from inferplane_rocm.experts import RocmEightBitExperts
+    from inferplane_rocm.experts import RocmEightBitExperts, RocmFourBitExperts
 
-    return [RocmEightBitExperts]
+    return [RocmEightBitExperts, RocmFourBitExperts]
 
 
 @hookimpl

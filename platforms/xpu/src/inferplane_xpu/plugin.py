@@ -68,9 +68,9 @@ def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
 
 @hookimpl
 def quantized_experts_kernels() -> Sequence[type[QuantizedExpertsKernel]]:
-    from inferplane_xpu.experts import XpuEightBitExperts
+    from inferplane_xpu.experts import XpuEightBitExperts, XpuFourBitExperts
 
-    return [XpuEightBitExperts]
+    return [XpuEightBitExperts, XpuFourBitExperts]
 
 
 @hookimpl

@@ -175,7 +175,7 @@ def _int4_matrix(out_features: int, in_features: int, *, has_zero: bool) -> Int4
 
 def _mxfp4_matrix(out_features: int, in_features: int) -> Int4Matrix:
     exponents = _index(out_features, in_features // 32, dtype=torch.uint8)
-    words = _index(out_features, in_features // 8)
+    words = _index(out_features, -(-in_features // 128) * 16)
     return Int4Matrix(words, exponents, None, None, in_features, 32, is_e2m1=True)
 
 
@@ -230,6 +230,14 @@ def _experts_in_eight_bits(tuning: TuningTable) -> None:
         )
 
 
+def _experts_in_four_bits(tuning: TuningTable) -> None:
+    for num_tokens in (1, 4096):
+        weights, ids = topk_softmax(_meta(num_tokens, 32), 4, True)
+        config = ExpertsConfig.for_four_bits(4 * num_tokens, 32)
+        w13, w2 = _mxfp4_matrix(32 * 5760, 2880), _mxfp4_matrix(32 * 2880, 2880)
+        fused_experts(_meta(num_tokens, 2880), weights, ids, w13, w2, config=config)
+
+
 def _skinny_matmul_pdl(tuning: TuningTable) -> None:
     weight = _meta(28672, 4096)
     skinny_matmul(_meta(8, 4096), weight, pdl=True)
@@ -257,6 +265,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "mxfp4": _mxfp4,
     "experts": _experts,
     "experts_in_eight_bits": _experts_in_eight_bits,
+    "experts_in_four_bits": _experts_in_four_bits,
 }
 """By name; each compiles some kernels when it is called within `compile_only`."""
 

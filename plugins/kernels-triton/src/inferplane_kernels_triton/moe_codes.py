@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from inferplane_kernels_triton.launch import require_unit_stride
+
 PIECE = tl.constexpr(16)
 """Columns that are summed up before their scale multiplies them, where a row has several scales."""
 
@@ -51,6 +53,8 @@ class WeightArguments:
 
 
 def weight_arguments(weight: torch.Tensor | ExpertCodes) -> WeightArguments:
+    """Raises ValueError for rows that are not contiguous."""
+    require_unit_stride(weight=weight if isinstance(weight, torch.Tensor) else weight.codes)
     if isinstance(weight, torch.Tensor):
         return WeightArguments(weight, None, {"HAS_SCALE": False, "SCALE_ROWS": 1, "SCALE_COLUMNS": 0})
     columns = weight.columns if weight.columns < weight.codes.shape[2] else 0

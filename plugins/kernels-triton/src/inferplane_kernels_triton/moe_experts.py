@@ -8,12 +8,14 @@ weight is the left operand, as in `skinny_matmul`: few tokens fall to an expert,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import gated_activation
+from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.launch import (
     SECTOR_BYTES,
     begin,
@@ -23,8 +25,13 @@ from inferplane_kernels_triton.launch import (
     require_unit_stride,
 )
 from inferplane_kernels_triton.moe_codes import ExpertCodes, scale_starts, weight_arguments
+from inferplane_kernels_triton.moe_int4 import int4_expert_product
 from inferplane_kernels_triton.moe_one_token import OneTokenConfig, experts_of_one_token
 from inferplane_kernels_triton.moe_sort import sort_by_expert
+from inferplane_kernels_triton.moe_tile import tile_of_expert
+
+ExpertsWeight = torch.Tensor | ExpertCodes | Int4Matrix
+"""``[num_experts, out, in]``: plain, in codes of a byte, or of four bits, where experts lie one below another."""
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
 
@@ -53,21 +60,10 @@ class ExpertsConfig:
             return cls()
         return cls(64, 64, 64, 4, 3) if num_pairs <= 128 * num_experts else cls(128, 64, 64, 8, 3)
 
-
-@triton.jit
-def _tile_of_expert(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
-    """(expert, first, last): the pairs of one tile; first ≥ last where all experts together have fewer tiles."""
-    experts = tl.arange(0, EXPERTS)
-    inside = experts < NUM_EXPERTS
-    # around the first-level cache, which may still have an earlier layer's
-    start = tl.load(starts_ptr + experts, mask=inside, other=0, cache_modifier=".cg")
-    end = tl.load(starts_ptr + experts + 1, mask=inside, other=0, cache_modifier=".cg")
-    tiles = (end - start + TOKENS - 1) // TOKENS
-    expert = tl.sum((tl.cumsum(tiles, axis=0) <= tile).to(tl.int32), axis=0)
-    earlier = tl.sum(tl.where(experts < expert, tiles, 0), axis=0)
-    first = tl.sum(tl.where(experts == expert, start, 0), axis=0) + (tile - earlier) * TOKENS
-    last = tl.sum(tl.where(experts == expert, end, 0), axis=0)
-    return expert, first, tl.minimum(last, first + TOKENS)
+    @classmethod
+    def for_four_bits(cls, num_pairs: int, num_experts: int) -> ExpertsConfig:
+        """A program that is large and decodes as well has more in its registers than there are."""
+        return cls() if num_pairs <= 32 * num_experts else cls(64, 64, 64, 4, 3)
 
 
 @triton.jit
@@ -94,7 +90,7 @@ def _expert_product(
     if GATED:
         begin_before_next(PDL)
     # The sort was over before the product with gate and up let the other one start.
-    expert, first, last = _tile_of_expert(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERTS, TOKENS)
+    expert, first, last = tile_of_expert(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERTS, TOKENS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     up_ptr = weight_ptr + tl.cast(num_out, tl.int64) * weight_row
     if PDL and PREFETCH > 0:  # noqa: SIM102 - constants, and values of the device
@@ -172,8 +168,8 @@ def fused_experts(
     x: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
-    w13: torch.Tensor | ExpertCodes,
-    w2: torch.Tensor | ExpertCodes,
+    w13: ExpertsWeight,
+    w2: ExpertsWeight,
     *,
     activation: str = "silu",
     w13_bias: torch.Tensor | None = None,
@@ -197,16 +193,21 @@ def fused_experts(
     dtype. Nothing is read back to the host.
 
     ``config`` is of the product with gate and up, ``down_config`` of the other one, by default the same. A single token
-    has kernels of its own, with ``one_token`` for the two products, unless there is a ``config``.
+    has kernels of its own, with ``one_token`` for the two products, unless there is a ``config`` or codes are of four
+    bits, of which x is in half precision.
     """
-    gate_up, down = weight_arguments(w13), weight_arguments(w2)
-    require_unit_stride(x=x, w13=gate_up.numbers, w2=down.numbers)
+    require_unit_stride(x=x)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} should be one of {', '.join(ACTIVATIONS)}")
     num_tokens, top_k = topk_ids.shape
-    num_experts, hidden, inner = down.numbers.shape
+    num_experts, hidden, inner = sizes(w2, x.shape[1])
     num_pairs = num_tokens * top_k
-    if num_tokens == 1 and config is None:
+    if (
+        num_tokens == 1
+        and config is None
+        and not isinstance(w13, Int4Matrix)
+        and not isinstance(w2, Int4Matrix)
+    ):
         return experts_of_one_token(
             x, topk_weights, topk_ids, w13, w2, activation=activation, w13_bias=w13_bias, w2_bias=w2_bias,
             first_expert=first_expert, swiglu_alpha=swiglu_alpha, swiglu_limit=swiglu_limit,
@@ -215,26 +216,76 @@ def fused_experts(
     out = torch.empty((num_tokens, hidden), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    config = config or ExpertsConfig.default(num_pairs, num_experts, x.dtype)
+    if config is None:
+        has_four_bits = isinstance(w13, Int4Matrix) or isinstance(w2, Int4Matrix)
+        config = (
+            ExpertsConfig.for_four_bits(num_pairs, num_experts)
+            if has_four_bits
+            else ExpertsConfig.default(num_pairs, num_experts, x.dtype)
+        )
     order, starts = sort_by_expert(topk_ids, num_experts, first_expert, pdl=pdl)
     gated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     weighted = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
+    gate, routing = (activation, swiglu_alpha, swiglu_limit), (order, starts, topk_weights)
     for source, weight, bias, target, is_gated, tile in (
-        (x, gate_up, w13_bias, gated, True, config),
-        (gated, down, w2_bias, weighted, False, down_config or config),
+        (x, w13, w13_bias, gated, True, config),
+        (gated, w2, w2_bias, weighted, False, down_config or config),
     ):
-        tiles = min(num_pairs, num_pairs // tile.tokens + num_experts)
-        _expert_product[(triton.cdiv(target.shape[1], tile.rows), tiles)](
-            source, weight.numbers, weight.scale, bias, target, order, starts, topk_weights, source.stride(0),
-            *weight.numbers.stride()[:2], target.shape[1], swiglu_alpha, swiglu_limit,
-            IN=weight.numbers.shape[2], TOP_K=top_k, NUM_EXPERTS=num_experts,
-            EXPERTS=triton.next_power_of_2(num_experts), GATED=is_gated, ACTIVATION=activation, **weight.constants,
-            HAS_BIAS=bias is not None, TOKENS=tile.tokens, ROWS=tile.rows, COLUMNS=weight.columns_of_tile(tile.columns),
-            STAGES=tile.num_stages, PREFETCH=tile.prefetch, PDL=pdl, **options(pdl, num_warps=tile.num_warps),
-        )  # fmt: skip
+        _launch_product(
+            source, weight, bias, target, routing, num_experts, gate, tile, is_gated=is_gated, pdl=pdl
+        )
     block = min(1024, triton.next_power_of_2(hidden))
     _combine[(num_tokens, triton.cdiv(hidden, block))](
         weighted, topk_ids, out, hidden, first_expert,
         NUM_EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, PDL=pdl, **options(pdl, num_warps=4),
     )  # fmt: skip
     return out
+
+
+def _launch_product(
+    source: torch.Tensor,
+    weight: ExpertsWeight,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    routing: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    num_experts: int,
+    gate: tuple[str, float, float],
+    config: ExpertsConfig,
+    *,
+    is_gated: bool,
+    pdl: bool,
+) -> None:
+    """``routing``: order and starts of the sorted pairs, and the router's weights. ``gate``: the activation with its
+    two numbers."""
+    num_pairs, width = target.shape
+    activation, alpha, limit = gate
+    tiles = min(num_pairs, num_pairs // config.tokens + num_experts)
+    grid = (triton.cdiv(width, config.rows), tiles)
+    shared: dict[str, Any] = {
+        "TOP_K": routing[2].shape[1], "NUM_EXPERTS": num_experts, "EXPERTS": triton.next_power_of_2(num_experts),
+        "GATED": is_gated, "ACTIVATION": activation, "HAS_BIAS": bias is not None, "TOKENS": config.tokens,
+        "STAGES": config.num_stages, "PDL": pdl, **options(pdl, num_warps=config.num_warps),
+    }  # fmt: skip
+    if isinstance(weight, Int4Matrix):
+        int4_expert_product[grid](
+            source, weight.words, weight.scale, weight.zero, weight.offset, bias, target, *routing, source.stride(0),
+            width, alpha, limit,
+            IN=weight.in_features, GROUP=weight.group, E2M1=weight.is_e2m1, HAS_ZERO=weight.zero is not None,
+            HAS_OFFSET=weight.offset is not None, ROWS=config.rows * (2 if is_gated else 1), **shared,
+        )  # fmt: skip
+        return
+    arguments = weight_arguments(weight)
+    _expert_product[grid](
+        source, arguments.numbers, arguments.scale, bias, target, *routing, source.stride(0),
+        *arguments.numbers.stride()[:2], width, alpha, limit,
+        IN=arguments.numbers.shape[2], **arguments.constants, ROWS=config.rows,
+        COLUMNS=arguments.columns_of_tile(config.columns), PREFETCH=config.prefetch, **shared,
+    )  # fmt: skip
+
+
+def sizes(down: ExpertsWeight, hidden: int) -> tuple[int, int, int]:
+    """Experts, hidden and inner size by the weight of the product down."""
+    if isinstance(down, Int4Matrix):
+        return down.out_features // hidden, hidden, down.in_features
+    num_experts, hidden, inner = (down.codes if isinstance(down, ExpertCodes) else down).shape
+    return num_experts, hidden, inner

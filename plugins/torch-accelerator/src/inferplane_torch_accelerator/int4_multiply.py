@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.nn.functional import linear
 
-from inferplane.api.quant import Number, QuantizedWeight
+from inferplane.api.quant import QuantizedWeight
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
 from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
@@ -18,6 +18,7 @@ from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.matvec import NormBefore
 from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, MatmulWorkspace, padded_tokens
 from inferplane_torch_accelerator.fused_product import FusedProduct
+from inferplane_torch_accelerator.int4_linear import int4_matrix
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import shared_workspace
 
@@ -30,15 +31,7 @@ class Int4Multiply(FusedProduct):
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None, launch: Launch) -> None:
         super().__init__(bias, pdl=launch.pdl(weight.codes.device))
-        self._matrix = Int4Matrix.pack(
-            weight.codes,
-            weight.scale,
-            weight.in_features,
-            weight.scheme.granularity.columns,
-            weight.zero,
-            weight.offset,
-            is_e2m1=weight.scheme.number is Number.FP4,
-        )
+        self._matrix = int4_matrix(weight)
         shape, words = (weight.out_features, weight.in_features), self._matrix.words
         self._space = space_for(weight.out_features * weight.in_features, words.device)
         self._matvec: Callable[..., torch.Tensor]
