@@ -1,4 +1,4 @@
-"""The inner loop that both attention kernels share: a tile of queries against a range of cached keys.
+"""What attention kernels share: the softmax, and the loop over a range of cached keys for a tile of queries.
 
 Softmax is computed online (arXiv:1805.02867) in base 2, in float32. float32 inputs are multiplied exactly ("ieee"),
 never in tf32, so that greedy decoding picks the same tokens as a float32 reference.
@@ -19,6 +19,16 @@ def capped(scores, soft_cap, HAS_CAP: tl.constexpr):
     if HAS_CAP:
         scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
     return scores
+
+
+@triton.jit
+def weigh(scores, largest):
+    """A tile's scores in base 2, ``-inf`` where hidden, on top of what rows have seen: (weights, the factor on what was
+    summed up before, the largest score so far)."""
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    # A row that has seen no key yet keeps -inf, and -inf - -inf is no number.
+    base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    return tl.exp2(scores - base[:, None]), tl.exp2(largest - base), new_largest
 
 
 @triton.jit
@@ -55,17 +65,12 @@ def attend(
             if HAS_WINDOW:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen no key yet keeps -inf, and -inf - -inf is no number.
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
+        weights, shrink, largest = weigh(scores, largest)
         v = tl.load(v_ptr + cells[:, None] + columns[None, :], mask=loaded, other=0.0).to(q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         if HAS_TOKEN_SCALES:
             weights *= tl.load(v_scales_ptr + scale_cells, mask=exists, other=0.0)[None, :]
         acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        largest = new_largest
     return acc, largest, total
 
 

@@ -11,18 +11,19 @@ from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.best_token import best_token
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.draw_token import draw_token
-from inferplane_kernels_triton.encoder_attention import encoder_attention
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
 from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
 from inferplane_kernels_triton.kv_store import store_kv
+from inferplane_kernels_triton.latent_attention import LatentConfig, latent_attention
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.moe_codes import ExpertCodes
 from inferplane_kernels_triton.moe_experts import ExpertsConfig, fused_experts
 from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.norm import add_rms_norm, add_rms_norm_in_fp8, rms_norm
+from inferplane_kernels_triton.packed_attention import causal_attention, encoder_attention
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 from inferplane_kernels_triton.rotary import rotary
@@ -138,10 +139,30 @@ def _prefill_attention(tuning: TuningTable) -> None:
     )  # fmt: skip
 
 
-def _encoder_attention(tuning: TuningTable) -> None:
+def _latent_attention(tuning: TuningTable) -> None:
+    """Of DeepSeek V3 on eight ranks, and on one."""
+    table, lengths, starts = _index(32, 512), _index(32), _index(33)
+    config = tuning.config("latent_attention", (32, 1024), LatentConfig())
+    cases = ((BF16, BF16, 16, 8), (BF16, BF16, 128, 1), (BF16, torch.float8_e4m3fn, 16, 8))
+    for dtype, cache_dtype, num_heads, num_splits in (*cases, (torch.float32, torch.float32, 16, 1)):
+        latent_attention(
+            _meta(32, num_heads, 576, dtype=dtype), _meta(64, 64, 576, dtype=cache_dtype), 512, table, starts, lengths,
+            0.1, longest_query=1, num_splits=num_splits, config=config if dtype == BF16 else None,
+            cache_scale=_meta(1, dtype=torch.float32) if cache_dtype.itemsize == 1 else None,
+        )  # fmt: skip
+
+
+def _packed_attention(tuning: TuningTable) -> None:
     for dtype, window in ((BF16, None), (BF16, 64), (torch.float32, None)):
         q, k = _meta(512, 12, 64, dtype=dtype), _meta(512, 12, 64, dtype=dtype)
         encoder_attention(q, k, k, [128] * 4, _index(5), 0.1, window)
+    for dtype in (BF16, torch.float32):  # heads of DeepSeek V3
+        q, k, v = (
+            _meta(512, 16, 192, dtype=dtype),
+            _meta(4096, 16, 192, dtype=dtype),
+            _meta(4096, 16, 128, dtype=dtype),
+        )
+        causal_attention(q, k, v, [128] * 4, _index(5), [1024] * 4, _index(5), 0.1)
 
 
 def _matvec(tuning: TuningTable) -> None:
@@ -258,7 +279,8 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "decode_attention": _decode_attention,
     "prefill_attention": _prefill_attention,
     "int8_attention": _int8_attention,
-    "encoder_attention": _encoder_attention,
+    "latent_attention": _latent_attention,
+    "packed_attention": _packed_attention,
     "matvec": _matvec,
     "skinny_matmul": _skinny_matmul,
     "int4": _int4,

@@ -82,7 +82,7 @@ def choose_num_splits(num_reqs: int, num_kv_heads: int, max_seq_len: int, num_pr
 
 
 @triton.jit
-def _range_of_split(
+def range_of_split(
     seq_len,
     window,
     split,
@@ -103,9 +103,10 @@ def _range_of_split(
 
 
 @triton.jit
-def _combine(
+def combine(
     partial_ptr, sums_ptr, rows, row_mask, num_used,
     HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Adds up the used splits of ``rows``: returns (acc, largest, total) as if one program had seen all keys.
 
@@ -122,7 +123,7 @@ def _combine(
     largest = tl.max(part_largest, axis=1)
     shrink = tl.exp2(part_largest - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
     acc = tl.zeros((ROWS, DIM), dtype=tl.float32)
-    for split in tl.range(0, num_used, loop_unroll_factor=4):
+    for split in tl.range(0, num_used, loop_unroll_factor=UNROLL):
         part_ptr = partial_ptr + (rows * SPLITS + split)[:, None] * HEAD_DIM + columns[None, :]
         part = tl.load(part_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         acc += part * tl.sum(tl.where((splits == split)[None, :], shrink, 0.0), axis=1)[:, None]
@@ -150,7 +151,7 @@ def _decode_attention(
     row_mask = members < GROUP_SIZE
     mask = row_mask[:, None] & (columns < HEAD_DIM)[None, :]
     seq_len = tl.load(seq_lens_ptr + request)
-    first, last, num_used = _range_of_split(seq_len, window, split, SPLITS, LEAST_TILES, HAS_WINDOW, KEYS)
+    first, last, num_used = range_of_split(seq_len, window, split, SPLITS, LEAST_TILES, HAS_WINDOW, KEYS)
     k_ptr += kv_head * cache_head
     v_ptr += kv_head * cache_head
     table_ptr += request * table_row
@@ -191,8 +192,8 @@ def _decode_attention(
             is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == num_used - 1
             if is_last:
                 tl.store(arrived, 0)
-                acc, largest, total = _combine(
-                    partial_ptr, sums_ptr, rows, row_mask, num_used, HEAD_DIM, SPLITS, WIDTH, ROWS, DIM
+                acc, largest, total = combine(
+                    partial_ptr, sums_ptr, rows, row_mask, num_used, HEAD_DIM, SPLITS, WIDTH, ROWS, DIM, 4
                 )
     if is_last:
         sinks = tl.zeros((ROWS,), dtype=tl.float32)

@@ -21,13 +21,22 @@ def triton_ops(launch: Launch) -> list[OpImpl]:
         return []
     from inferplane_kernels_triton.activation import silu_and_mul
     from inferplane_kernels_triton.best_token import best_token
-    from inferplane_kernels_triton.encoder_attention import encoder_attention
     from inferplane_kernels_triton.moe_routing import topk_softmax
     from inferplane_kernels_triton.norm import add_rms_norm, rms_norm
+    from inferplane_kernels_triton.packed_attention import causal_attention, encoder_attention
     from inferplane_kernels_triton.rotary import rotary
     from inferplane_torch_accelerator.experts import tuned_experts
 
-    kernels = (rms_norm, add_rms_norm, rotary, silu_and_mul, topk_softmax, best_token, encoder_attention)
+    kernels = (
+        rms_norm,
+        add_rms_norm,
+        rotary,
+        silu_and_mul,
+        topk_softmax,
+        best_token,
+        encoder_attention,
+        causal_attention,
+    )
     functions = {kernel.__name__: _launched(kernel, launch) for kernel in kernels}
     functions["fused_experts"] = tuned_experts(launch)
     functions["draw_token"] = _draw_token(launch)

@@ -23,6 +23,8 @@ INT8 = "int8_per_token_head"
 MIN_BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
 MAX_MEASURED_HEAD_DIM = 128
+MAX_LATENT_RANK = 512
+MAX_ROPE_DIM = 64
 USUAL_LENGTH = 1024
 """Of a sequence, where a graph has to hold for any: it decides how a kernel is launched, not what it computes."""
 
@@ -38,14 +40,19 @@ class StepPart:
     """[num_reqs] int32"""
     block_table: torch.Tensor
     """[num_reqs, max_num_blocks] int32"""
-    longest_query: int
-    """Tokens of this step that the request with most of them has."""
+    query_lens: list[int]
+    """Tokens of this step that each request has."""
     longest: int
     """Tokens of the longest sequence, or an upper bound."""
     num_splits: dict[int, int] = field(default_factory=dict)
     """Into how many parts a sequence is cut, by the number of KV heads."""
     configs: dict[tuple[int, int], Any] = field(default_factory=dict)
     """How the kernel is launched, by the number of KV heads and head size, once a layer has asked."""
+
+    @property
+    def longest_query(self) -> int:
+        """Tokens of this step that the request with most of them has."""
+        return max(self.query_lens)
 
     @classmethod
     def of(cls, inputs: AttentionInputs, first: int, end: int) -> StepPart | None:
@@ -57,7 +64,7 @@ class StepPart:
             query_start=inputs.query_start[first : end + 1],
             seq_lens=inputs.seq_lens[first:end],
             block_table=inputs.block_table[first:end],
-            longest_query=max(inputs.query_lens_host[first:end]),
+            query_lens=inputs.query_lens_host[first:end],
             longest=max(inputs.seq_lens_host[first:end]),
         )
 
@@ -73,6 +80,14 @@ class StepMetadata:
     """All others."""
 
     _rows: torch.Tensor | None = None
+    _whole: StepPart | None = None
+
+    def whole(self) -> StepPart:
+        """All requests of the step, for a kernel that takes any."""
+        if self._whole is None:
+            self._whole = StepPart.of(self.inputs, 0, self.inputs.num_reqs)
+            assert self._whole is not None, "a step has at least one request"
+        return self._whole
 
     def rows(self) -> torch.Tensor:
         """``[num_tokens]`` int64: each token's place in the step. Made once; a graph keeps it."""
@@ -141,7 +156,13 @@ class TritonAttention(AttentionBackend):
             return f"{query.device.name} lacks fp8_e4m3_matmul, without which its compiler knows no fp8"
         if block_size < MIN_BLOCK_SIZE or block_size & (block_size - 1):
             return f"needs blocks of a power of two from {MIN_BLOCK_SIZE} tokens, not of {block_size}"
-        if layer.head_dim > MAX_HEAD_DIM:
+        if isinstance(layer.spec, MLAAttentionSpec):
+            if layer.spec.latent_rank > MAX_LATENT_RANK or layer.spec.rope_dim > MAX_ROPE_DIM:
+                return (
+                    f"has tiles for latents of up to {MAX_LATENT_RANK} with {MAX_ROPE_DIM} rotated numbers, not of "
+                    f"{layer.spec.latent_rank} with {layer.spec.rope_dim}"
+                )
+        elif layer.head_dim > MAX_HEAD_DIM:
             return f"has tiles for heads of up to {MAX_HEAD_DIM}, not of {layer.head_dim}"
         return cls.launch.why_not()
 
@@ -168,12 +189,13 @@ class TritonAttention(AttentionBackend):
         from inferplane_kernels_triton.kv_store import store_kv
 
         pdl = self.launch.pdl(k.device)
-        value_dim = v.shape[-1]
-        if isinstance(layer.spec, MLAAttentionSpec):
-            v = k
+        is_latent = isinstance(layer.spec, MLAAttentionSpec)
         cache = Cache.of(kv, layer)
-        store_kv(k, v, cache.k, cache.v, metadata.inputs.slot_mapping, kv_scales=cache.scales, pdl=pdl)
-        return self._attend(layer, q, kv, metadata, sinks)[..., :value_dim]
+        slots = metadata.inputs.slot_mapping
+        store_kv(k, k if is_latent else v, cache.k, cache.v, slots, kv_scales=cache.scales, pdl=pdl)
+        if is_latent:
+            return self._attend_to_latents(layer, q, kv, metadata.whole())
+        return self._attend(layer, q, kv, metadata, sinks)
 
     def rotary_forward(
         self,
@@ -227,6 +249,43 @@ class TritonAttention(AttentionBackend):
             rows = slice(decodes.num_reqs)
             self._decode(layer, q[rows], kv, decodes, sinks, out[rows])
         return out
+
+    def _attend_to_latents(
+        self, layer: AttentionLayer, q: torch.Tensor, kv: torch.Tensor, part: StepPart
+    ) -> torch.Tensor:
+        """``[num_tokens, num_heads, latent_rank]``, of single tokens and chunks alike."""
+        from inferplane_kernels_triton.decode_attention import choose_num_splits
+        from inferplane_kernels_triton.latent_attention import LatentConfig, latent_attention
+
+        assert isinstance(layer.spec, MLAAttentionSpec)
+        cache, rank = Cache.of(kv, layer), layer.spec.latent_rank
+        config = self._config(
+            "latent_attention", part.num_reqs, LatentConfig.default(q.dtype), layer, q, part
+        )
+        num_programs = num_processors(q.device) * config.programs_per_processor
+        num_splits = part.num_splits.get(layer.num_heads)
+        if num_splits is None:
+            num_tiles = config.num_tiles(part.query_lens, layer.num_heads)
+            num_splits = choose_num_splits(num_tiles, 1, part.longest, num_programs)
+            part.num_splits[layer.num_heads] = num_splits
+        key = (layer.num_heads, 1, layer.head_dim)
+        if num_splits > 1 and key not in self._workspaces:
+            self._workspaces[key] = config.workspace(rank, num_programs, q.device)
+        return latent_attention(
+            q,
+            cache.k[:, :, 0],
+            rank,
+            part.block_table,
+            part.query_start,
+            part.seq_lens,
+            layer.scale,
+            longest_query=part.longest_query,
+            num_splits=num_splits,
+            workspace=self._workspaces.get(key),
+            cache_scale=None if cache.scales is None else cache.scales[0],
+            config=config,
+            pdl=self.launch.pdl(q.device),
+        )
 
     def _decode(
         self,
@@ -312,7 +371,7 @@ class TritonAttention(AttentionBackend):
     ) -> Config:
         """As measured for ``size`` and the longest sequence, which was done with heads up to a size: tiles of larger
         ones may not fit on a processor."""
-        if layer.head_dim > MAX_MEASURED_HEAD_DIM:
+        if layer.head_dim > MAX_MEASURED_HEAD_DIM and not isinstance(layer.spec, MLAAttentionSpec):
             return default
         key = (layer.num_kv_heads, layer.head_dim)
         if key not in part.configs:
