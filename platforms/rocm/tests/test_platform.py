@@ -41,7 +41,7 @@ def test_what_it_offers() -> None:
         "rocm_torch",
     ]
     assert [each.name for each in plugin.linear_kernels()] == ["rocm_dense"]
-    assert [each.name for each in plugin.quantized_linear_kernels()] == ["rocm_fp8", "rocm_int4"]
+    assert [each.name for each in plugin.quantized_linear_kernels()] == ["rocm_fp8", "rocm_int4", "rocm_int8"]
     assert {each.op for each in plugin.op_implementations()} >= {"rms_norm", "rotary"}
 
 

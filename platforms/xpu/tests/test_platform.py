@@ -66,8 +66,8 @@ def test_with_one_the_portable_kernels_are_offered(monkeypatch: pytest.MonkeyPat
     }
     assert [each.name for each in plugin.attention_backends()] == ["xpu_triton", "xpu_torch"]
     assert [each.name for each in plugin.linear_kernels()] == ["xpu_dense"]
-    fp8, int4 = plugin.quantized_linear_kernels()
-    assert (fp8.name, int4.name) == ("xpu_fp8", "xpu_int4")
+    fp8, int4, int8 = plugin.quantized_linear_kernels()
+    assert (fp8.name, int4.name, int8.name) == ("xpu_fp8", "xpu_int4", "xpu_int8")
     assert (
         fp8.unsupported_reason(LinearShape("layer", 64, 32, torch.bfloat16, False, FP8_CHANNEL), ARC) is None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferplane_torch_accelerator.fp8_linear import Fp8Linear
 from inferplane_torch_accelerator.int4_linear import Int4Linear
+from inferplane_torch_accelerator.int8_linear import Int8Linear
 from inferplane_torch_accelerator.linear import DenseLinear
 from inferplane_xpu.launch import LAUNCH
 
@@ -29,4 +30,11 @@ class XpuInt4Linear(Int4Linear):
     """Weights of up to four bits, with activations as they are."""
 
     name = "xpu_int4"
+    launch = LAUNCH
+
+
+class XpuInt8Linear(Int8Linear):
+    """Weights of eight-bit whole numbers, with activations as they are."""
+
+    name = "xpu_int8"
     launch = LAUNCH

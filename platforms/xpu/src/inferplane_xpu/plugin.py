@@ -61,9 +61,9 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
 
 @hookimpl
 def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
-    from inferplane_xpu.linear import XpuFp8Linear, XpuInt4Linear
+    from inferplane_xpu.linear import XpuFp8Linear, XpuInt4Linear, XpuInt8Linear
 
-    return [XpuFp8Linear, XpuInt4Linear]
+    return [XpuFp8Linear, XpuInt4Linear, XpuInt8Linear]
 
 
 @hookimpl
