@@ -54,9 +54,12 @@ inline void store(half* to, Vec a, int n) {
 
 // to[0..3]: the sum of the lanes of each.
 inline void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
-  auto pairs = [](Vec x, Vec y) { return _mm512_add_ps(_mm512_unpacklo_ps(x.all, y.all), _mm512_unpackhi_ps(x.all, y.all)); };
-  __m512d ab = _mm512_castps_pd(pairs(a, b)), cd = _mm512_castps_pd(pairs(c, d));
-  __m512 fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  auto pairs = [](Vec x, Vec y) {
+    return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(x.all, y.all), _mm512_unpackhi_ps(x.all, y.all)));
+  };
+  __m512d ab = pairs(a, b), cd = pairs(c, d);
+  __m512 fours =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
   __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }

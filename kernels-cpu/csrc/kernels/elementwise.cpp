@@ -1,4 +1,5 @@
 // Norms, rotary embedding and gated activations: each row is read once and written once.
+#include "activations.h"
 #include "heads.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
@@ -62,14 +63,6 @@ void norm_rows(T* out, const T* x, T* residual, const T* weight, int64_t num_row
     T* to = out + row * dim;
     for_each_vector(dim, [&](int64_t at, int n) { put(to + at, take(from + at, n) * inverse * take(weight + at, n), n); });
   });
-}
-
-inline Vec silu(Vec x) { return x / (all_of(1) + exp2(x * all_of(-kLog2E))); }
-
-inline Vec gelu_tanh(Vec x) {
-  Vec inner = x * fma(x * x, all_of(0.7978845608f * 0.044715f), all_of(0.7978845608f));
-  // (1 + tanh(y)) / 2 is the logistic function of 2 y
-  return x / (all_of(1) + exp2(inner * all_of(-2 * kLog2E)));
 }
 
 template <class T, Vec (*activate)(Vec)>

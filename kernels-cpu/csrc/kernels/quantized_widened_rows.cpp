@@ -1,7 +1,8 @@
-// Many rows of activations times a quantized matrix, without instructions for products of bytes: strips of the matrix are
-// widened to floats, part by part of their depth. A part of a strip lies as columns of sixteen, and so is the right factor of
-// plain products (linear_columns.h); it stays in the first-level cache while rows of activations, which may lie where they
-// are, stream past. Products of floats are as quick as those of 16-bit numbers, and need no sums for each unit of columns.
+// Many rows of activations times a quantized matrix, without instructions for products of bytes: strips of the matrix
+// are widened to floats, part by part of their depth. A part of a strip lies as columns of sixteen, and so is the right
+// factor of plain products (linear_columns.h); it stays in the first-level cache while rows of activations, which may
+// lie where they are, stream past. Products of floats are as quick as those of 16-bit numbers, and need no sums for
+// each unit of columns.
 #include "kernel.h"
 #include "linear_columns.h"
 #include "quantized.h"
@@ -11,10 +12,10 @@
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
-constexpr int kPartDepth = 128;                         // columns of the matrix that are widened at a time
-constexpr int kStride = kGroup<float> * kPanel;         // of sums
-constexpr int64_t kBytesAtOnce = 512 << 10;             // of activations: half of a second-level cache
-constexpr int64_t kFewestAtOnce = 96;                   // rows, however deep: each time widens the whole matrix
+constexpr int kPartDepth = 128;                  // columns of the matrix that are widened at a time
+constexpr int kStride = kGroup<float> * kPanel;  // of sums
+constexpr int64_t kBytesAtOnce = 512 << 10;      // of activations: half of a second-level cache
+constexpr int64_t kFewestAtOnce = 96;            // rows, however deep: each time widens the whole matrix
 constexpr int kMostStrips = kGroup<float> > 2 ? kGroup<float> : 2;  // of one task
 
 // The activations as floats.
@@ -97,7 +98,10 @@ class Share {
       for (int i = 0; i < count; ++i) widen(i, at, end, panels + i * kPartFloats);
       for (int64_t block = 0; block < num_blocks; ++block) {
         int64_t row = first_row + block * kBlock;
-        auto size = [&](int64_t from) { return int(end_row - from < kHalf ? (end_row > from ? end_row - from : 0) : kHalf); };
+        auto size = [&](int64_t from) {
+          int64_t left = end_row - from;
+          return int(left < 0 ? 0 : left < kHalf ? left : kHalf);
+        };
         const float* x = x_ + row * w_.in_features + at;
         Left<float> left{{x, x + kHalf * w_.in_features}, w_.in_features, {size(row), size(row + kHalf)}};
         for (int group = 0; group < num_groups; ++group) {
@@ -110,7 +114,8 @@ class Share {
     for (int64_t row = 0; row < end_row - first_row; ++row)
       for (int strip = 0; strip < num_strips_; ++strip) {
         int index = strip * each_;  // a gate and its value are of one group, or one group apart
-        const float* own = sums + index / kGroup<float> * num_blocks * block_sums + row * kStride + index % kGroup<float> * kStrip;
+        const float* own = sums + index / kGroup<float> * num_blocks * block_sums + row * kStride;
+        own += index % kGroup<float> * kStrip;
         int64_t apart = kGroup<float> > 1 ? kStrip : num_blocks * block_sums;
         rows_.write(w_, first_row + row, first_ + strip, own, apart, nullptr);
       }

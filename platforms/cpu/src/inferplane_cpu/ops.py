@@ -10,6 +10,7 @@ from inferplane_cpu.sampling import SAMPLING_OPS
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu import ops as torch_ops
 from inferplane_kernels_cpu.causal_attention import causal_attention
+from inferplane_kernels_cpu.native_experts import fused_experts
 from inferplane_kernels_cpu.native_ops import DTYPES, native_ops
 
 PROVIDER = "inferplane-kernels-cpu"
@@ -34,6 +35,7 @@ def _native_implementations() -> list[OpImpl]:
         "rotary": ops.rotary,
         "silu_and_mul": ops.silu_and_mul,
         "gelu_tanh_and_mul": ops.gelu_tanh_and_mul,
+        "fused_experts": fused_experts,
         "causal_attention": causal_attention,
     }
     return [OpImpl(op, fn, PROVIDER, _native_reason, priority=20) for op, fn in functions.items()]
