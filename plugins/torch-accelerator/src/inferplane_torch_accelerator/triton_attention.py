@@ -269,7 +269,7 @@ class TritonAttention(AttentionBackend):
             num_splits = choose_num_splits(num_tiles, 1, part.longest, num_programs)
             part.num_splits[layer.num_heads] = num_splits
         key = (layer.num_heads, 1, layer.head_dim)
-        if num_splits > 1 and key not in self._workspaces:
+        if key not in self._workspaces:  # at the first call, which is never recorded: counters begin at zero
             self._workspaces[key] = config.workspace(rank, num_programs, q.device)
         return latent_attention(
             q,
