@@ -8,7 +8,7 @@ weight is the left operand, as in `skinny_matmul`: few tokens fall to an expert,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -30,7 +30,7 @@ from inferplane_kernels_triton.moe_one_token import OneTokenConfig, experts_of_o
 from inferplane_kernels_triton.moe_sort import sort_by_expert
 from inferplane_kernels_triton.moe_tile import tile_of_expert
 
-ExpertsWeight = torch.Tensor | ExpertCodes | Int4Matrix
+ExpertsWeight: TypeAlias = torch.Tensor | ExpertCodes | Int4Matrix
 """``[num_experts, out, in]``: plain, in codes of a byte, or of four bits, where experts lie one below another."""
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped_swiglu")
