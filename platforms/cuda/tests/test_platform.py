@@ -8,7 +8,6 @@ import torch
 from inferplane.api import CapabilitySet, DeviceDescriptor
 from inferplane.api.config import ConfigError, EngineArgs, EngineConfig
 from inferplane.config import DeviceConfig, ModelConfig
-from inferplane_cuda import platform as platform_module
 from inferplane_cuda.platform import CudaPlatform
 from inferplane_cuda.runtime import CudaRuntime
 
@@ -39,24 +38,6 @@ def test_the_limit_for_streams_has_a_reason() -> None:
     defaults = CudaPlatform().config_defaults(EngineArgs(), device("bf16_matmul"), "bfloat16")
     assert defaults["max_num_mixed_prompt_tokens"] == 2048
     assert "offline" in defaults.reasons["max_num_mixed_prompt_tokens"]
-
-
-def test_blocks_are_what_flash_attention_copies_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def block_size(checkpoint: str = "bfloat16", **args: str) -> int:
-        gpu = device("bf16_matmul", "fp16_matmul", "bulk_tensor_copy")
-        defaults = CudaPlatform().config_defaults(EngineArgs(**args), gpu, checkpoint)
-        assert ("block_size" in defaults.reasons) == (defaults["block_size"] == 128)
-        return defaults["block_size"]
-
-    monkeypatch.setattr(platform_module, "missing_package", lambda: None)
-    assert block_size() == block_size("float16") == block_size("float32", dtype="bfloat16") == 128
-    assert block_size(attention_backend="cuda_flash") == 128
-    assert block_size("float32") == block_size(dtype="float32") == 16
-    assert block_size(attention_backend="cuda_triton") == block_size(kv_cache_dtype="fp8_e4m3") == 16
-    defaults = CudaPlatform().config_defaults(EngineArgs(), device("bf16_matmul"), "bfloat16")
-    assert defaults["block_size"] == 16
-    monkeypatch.setattr(platform_module, "missing_package", lambda: "flash-attn-4")
-    assert block_size() == 16
 
 
 def test_bfloat16_needs_its_product() -> None:

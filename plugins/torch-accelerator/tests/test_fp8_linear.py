@@ -47,9 +47,11 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 def check(
     weight: QuantizedWeight, num_rows: int, *, has_bias: bool, device: torch.device, rounds: bool
 ) -> None:
-    # rounding a token to e4m3 errs by 2.5 % of each number, which averages out to as much of the sum; Triton's
-    # interpreter, which runs on the host, loses a carry and errs by more
-    tolerance = (8e-2 if device.type == "cpu" else 4e-2) if rounds else 1e-2
+    # rounding a token to e4m3 errs by 2.5 % of each number, which averages out to as much of the sum, less well in one
+    # row; Triton's interpreter, which runs on the host, loses a carry and errs by more
+    tolerance = 1e-2
+    if rounds:
+        tolerance = 8e-2 if device.type == "cpu" else 6e-2 if num_rows == 1 else 4e-2
     out_features, in_features = weight.out_features, weight.in_features
     bias = torch.randn(out_features).to(device, torch.bfloat16) if has_bias else None
     multiply = Fp8Linear.prepare(weight, bias)

@@ -8,8 +8,13 @@ from inferplane.api.attention import AttentionLayer, AttentionQuery
 from inferplane.api.kv import MLAAttentionSpec
 from inferplane_cuda import flash_library
 from inferplane_cuda.attention import CudaTritonAttention
-from inferplane_cuda.flash_library import MAX_REQUESTS, ONE_KERNEL_TOKENS, Variant
-from inferplane_cuda.flash_packages import CAPABILITY, missing_package
+from inferplane_cuda.flash_library import (
+    CAPABILITY,
+    MAX_REQUESTS,
+    ONE_KERNEL_TOKENS,
+    Variant,
+    missing_package,
+)
 from inferplane_torch_accelerator.triton_attention import StepPart, window_of
 
 DTYPES = (torch.bfloat16, torch.float16)

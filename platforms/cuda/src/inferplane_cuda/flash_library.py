@@ -18,8 +18,10 @@ import torch
 
 from inferplane.api.attention import AttentionQuery
 from inferplane.api.kv import SlidingWindowSpec
-from inferplane_cuda import cute_compiling
+from inferplane_cuda import cute_compiling, cute_packages
 
+CAPABILITY = "bulk_tensor_copy"
+"""Of GPUs that it is used with."""
 ONE_KERNEL_TOKENS = 1024
 """The longest prompt of a step is said to have so many at least: it is compiled once more for prompts that fit in a
 tile, into the same."""
@@ -78,6 +80,11 @@ class Variant:
             learnable_sink=q.new_zeros(self.num_heads, dtype=torch.float32) if self.has_sinks else None,
             softcap=self.soft_cap or 0.0,
         )
+
+
+def missing_package() -> str | None:
+    """The first of the packages that is not installed; None when all are."""
+    return cute_packages.missing_package("flash_attn.cute", "flash-attn-4")
 
 
 def start_compiling(variant: Variant, device: torch.device) -> None:
