@@ -148,7 +148,7 @@ def print_table(found: dict[str, float]) -> list[str]:
     for form, value in found.items():
         percent, allowed = 100 * (value / base - 1), ALLOWED.get(form)
         print(f"| {form} | {value:.3f} | {percent:+.2f} % | {'' if allowed is None else f'± {allowed} %'} |")
-        if allowed is not None and abs(percent) > allowed:
+        if allowed is not None and not abs(percent) <= allowed:  # NaN is beyond anything
             beyond.append(form)
     return beyond
 

@@ -102,7 +102,7 @@ class OneRowMeasured(Launch):
         return None if kernel.endswith("_fp8") else super().measured(kernel, *args)
 
 
-NOTHING_MEASURED = OneRowMeasured("nvidia", pdl=LAUNCH.pdl, tuning_file=LAUNCH.tuning_file)
+ONE_ROW_MEASURED = OneRowMeasured("nvidia", pdl=LAUNCH.pdl, tuning_file=LAUNCH.tuning_file)
 
 
 def one_row_configs(*, fp8: bool) -> list[MatvecConfig]:
@@ -229,7 +229,7 @@ def measure_few_rows_fp8(measuring: Measuring, name: str, shape: Shape, rows: in
     x, residual = randn(rows, inner), randn(rows, inner)
     kernel, key = "skinny_matmul_gated_fp8" if gated else "skinny_matmul_fp8", f"{rows}x{out}x{inner}"
     space = MatmulWorkspace.allocate(64, out, 4, x.device)
-    others = [Fp8Multiply(weight, scale, None, NOTHING_MEASURED) for weight in weights]
+    others = [Fp8Multiply(weight, scale, None, ONE_ROW_MEASURED) for weight in weights]
 
     def other(multiply: Fp8Multiply) -> object:
         if normed:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from inferplane.layers.parallel import Share
+from inferplane.layers.stored import StoredMatrices
 from inferplane.models.errors import ModelLoadError
 from inferplane.quantization.ggml import FORMATS, block_format
 from inferplane.quantization.gguf import GgufFormat
@@ -66,6 +71,21 @@ def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
     is_number = ~np.isnan(want)
     np.testing.assert_array_equal(np.isnan(got), ~is_number)
     np.testing.assert_array_equal(bits(got[is_number]), bits(want[is_number]))
+
+
+def test_types_whose_schemes_are_equal_and_tables_are_not_make_no_joint_weight() -> None:
+    types = {"q": "IQ3_XXS", "k": "IQ3_XXS", "v": "IQ3_S"}
+    form, rows = GgufFormat({"tensor_types": types}), {m: random_blocks(types[m], 16, 1) for m in types}
+    context: Any = SimpleNamespace(device=torch.device("cpu"))
+    matrices = {name: matrix for name in types if (matrix := form.matrix(name, 16, 256))}
+    stored = StoredMatrices(context, matrices, dict.fromkeys(types, Share(16, 0, 16)), Share(256, 0, 256))
+    for slot in stored.slots(is_transposed=False):
+        slot.copy(torch.from_numpy(rows[slot.name.partition(".")[0]]))
+    weights = stored.join()
+    assert [weight.out_features for weight in weights] == [32, 16]
+    got = torch.cat([weight.dequantize(torch.float32) for weight in weights]).numpy()
+    want = np.concatenate([dequantize(rows[name], types[name], 256) for name in types])
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

@@ -107,7 +107,7 @@ def test_four_bits(scheme: QuantScheme, num_tokens: int, device: torch.device) -
 
 
 def test_what_four_bits_it_multiplies() -> None:
-    device = DeviceDescriptor("cuda", 0, "", 0, capabilities=CapabilitySet([]))
+    device = DeviceDescriptor("cuda", 0, "", 0, capabilities=CapabilitySet(["fp8_e4m3_matmul"]))
 
     def reason(dtype: torch.dtype = torch.bfloat16, **changes: object) -> str:
         down = replace(INT4, **changes)  # type: ignore[arg-type]
@@ -132,6 +132,11 @@ def test_what_it_multiplies() -> None:
     assert reason(granularity=Granularity(1, 24)).endswith("a multiple of 16 columns, not 24")
     for granularity in (Granularity(128, 128), Granularity(1, None), Granularity(1, 32)):
         assert "columns" not in reason(granularity=granularity)
+    old = replace(device, name="an old GPU", capabilities=CapabilitySet())
+    assert str(EightBitExperts.unsupported_reason(shape_of(FP8, torch.bfloat16), old)).startswith(
+        "an old GPU lacks fp8_e4m3_matmul"
+    )
+    assert "lacks" not in str(EightBitExperts.unsupported_reason(shape_of(INT8, torch.bfloat16), old))
 
 
 @pytest.mark.gpu

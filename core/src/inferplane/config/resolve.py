@@ -327,7 +327,7 @@ def _check_devices(
     config: EngineConfig, device: DeviceDescriptor, platform: Platform, plugins: PluginSet
 ) -> None:
     ranks, num_devices = config.parallel.world_size, len(plugins.devices_from(device))
-    if ranks > max(1, num_devices) and not platform.ranks_share_device:
+    if ranks > num_devices and not platform.ranks_share_device:
         raise ConfigError(
             "tensor_parallel_size",
             f"tensor_parallel_size {ranks} needs as many devices from {device.platform}:{device.index} on, and this "

@@ -35,7 +35,8 @@ from inferplane.executor.messages import (
     encode,
     reports_address,
 )
-from inferplane.plugins.blame import blame, what_failed
+from inferplane.plugins.blame import blame
+from inferplane.plugins.record import describe
 
 
 class Rank:
@@ -122,7 +123,7 @@ def _describe(error: Exception) -> str:
     fault = blame(error)
     if fault is not None:
         return f"{fault.message}\n{fault.traceback}"
-    return f"{what_failed(error)}\n{traceback.format_exc().rstrip()}"
+    return f"{describe(error)}\n{traceback.format_exc().rstrip()}"
 
 
 def _end_with_parent(directory: str) -> None:

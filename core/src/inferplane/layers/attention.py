@@ -50,8 +50,8 @@ class Attention(Layer):
         its own chunk of so many tokens. ``sinks: [num_heads]`` float32 is kept as it is, to be filled at loading.
         With ``latent_rope_dim`` the only KV head is a latent and, in its last so many dimensions, the rotated part of
         the key: what is kept of a token is its key, and its value is the latent in it; with ``latent_heads`` the caller
-        sees to the prompts in `ForwardBatch.expanded` itself. With ``kv_of`` it attends to the
-        keys and values of that earlier layer, is called with those, and keeps none of its own.
+        sees to the prompts in `ForwardBatch.expanded` itself. With ``kv_of`` it attends to the keys and values of that
+        earlier layer, is called with those, and keeps none of its own.
 
         Raises `ModelLoadError` where both layers cannot have the same.
         """

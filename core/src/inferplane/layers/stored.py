@@ -171,12 +171,13 @@ class StoredMatrices:
     def join(self) -> list[QuantizedWeight]:
         """This rank's part of all, on the device, one below another; they are forgotten here.
 
-        One weight, unless neighbours are quantized differently. Raises `ModelLoadError` naming the layer.
+        One weight, unless neighbours are quantized differently, be it by other tables. Raises `ModelLoadError` naming
+        the layer.
         """
         tensors, self._tensors = self._tensors, {}
         try:
             weights = {name: self._read(name, tensors[name]) for name in tensors}
-            runs = groupby(weights, lambda name: weights[name].scheme)
+            runs = groupby(weights, lambda name: (weights[name].scheme, _numbers(weights[name].table)))
             return [
                 stack([weights[name] for name in run], run) for run in map(list, (each for _, each in runs))
             ]
@@ -195,3 +196,7 @@ class StoredMatrices:
         share = self._outputs[name]
         is_whole = isinstance(share, Share) and share.size == share.total
         return weight if is_whole else weight.rows(share.span)
+
+
+def _numbers(table: torch.Tensor | None) -> tuple[float, ...] | None:
+    return None if table is None else tuple(table.flatten().tolist())

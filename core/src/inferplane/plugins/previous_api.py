@@ -10,6 +10,8 @@ API 1 differs from API 2 in this:
   ``Worker.accept`` was told the tokens, and now takes them from the communicator: a worker that overrides it so runs on
   one rank.
 
+- Nobody counted the devices that ranks need: a platform whose ranks share one need not have said so.
+
 Everything else that API 2 changed is an addition with a default. Imports torch.
 """
 
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionLayer, AttentionQuery
+from inferplane.api.platform import Platform
 from inferplane.api.worker import DoneStep, PendingStep, Worker, WorkerContext
 from inferplane.config import ConfigError
 
@@ -30,6 +33,8 @@ def adapt(hook: str, answer: Any) -> Any:
     """What a hook of an API 1 plugin returned, for this core. Raises TypeError for what is not of API 1."""
     if hook == "attention_backends":
         return [adapt_attention(backend) for backend in answer]
+    if hook == "create_platform" and isinstance(answer, Platform):
+        type(answer).ranks_share_device = True
     return answer
 
 

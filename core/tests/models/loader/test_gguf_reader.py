@@ -151,7 +151,7 @@ HOSTILE = {
     ),
     "offset past the end": (header(1, 0) + tensor(offset=2**40) + bytes(300), "cut short"),
     "crooked offset": (header(1, 0) + tensor(offset=8) + bytes(300), "no multiple of the alignment 32"),
-    "unknown tensor type": (header(1, 0) + tensor(kind=16) + bytes(300), "'t' is of type IQ2_XXS"),
+    "unknown tensor type": (header(1, 0) + tensor(kind=41) + bytes(300), "'t' is of type Q1_0"),
     "a broken row of blocks": (
         header(1, 0) + tensor(dims=(33,), kind=8) + bytes(300),
         "no whole number of Q8_0 blocks",

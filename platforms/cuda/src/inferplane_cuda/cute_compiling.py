@@ -34,7 +34,7 @@ def _compile(launch: Callable[[], None], device: torch.device) -> None:
     with torch.inference_mode():
         launch()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()  # of the device would disturb a thread that records
 
 
 def cache_folder(library: str) -> Path | None:

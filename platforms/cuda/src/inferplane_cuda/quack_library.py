@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,14 +47,17 @@ def missing_package() -> str | None:
 def start_compiling(weight: torch.Tensor, tiles: Tiles, *, is_gated: bool) -> None:
     """Of the kernel that multiplies by a weight like this one, beside the thread that loads weights."""
     kernel = ("quack", weight.dtype, tiles, is_gated)
-    launch = partial(_launch, weight.new_zeros(ALIGNED, weight.shape[1]), weight, tiles, is_gated)
+
+    def launch() -> None:
+        _launch(weight.new_zeros(ALIGNED, weight.shape[1]), weight, tiles, is_gated)
+
     cute_compiling.start_compiling(kernel, launch, weight.device)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, *, is_gated: bool) -> torch.Tensor | None:
     """``x @ weight.T``, with ``is_gated`` through the op ``silu_and_mul``; None where the library cannot be imported.
 
-    ``x: [rows, in]`` in rows that lie apart by multiples of 16 bytes, ``weight: [out, in]``, both of half precision.
+    ``x: [rows, in]`` in rows that begin at multiples of 16 bytes, ``weight: [out, in]``, both of half precision.
     """
     cute_compiling.wait()
     return _launch(x, weight, tiles, is_gated)

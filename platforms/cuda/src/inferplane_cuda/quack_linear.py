@@ -72,7 +72,7 @@ class QuackMultiply(DenseMultiply):
     def _by_quack(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor | None:
         """None where it was not measured to be faster, or cannot be imported."""
         tiles = self._tiles[is_gated].get(min(rounded_up(x.shape[0]), ROWS[-1]))
-        if tiles is None or x.stride(0) % ALIGNED:
+        if tiles is None or x.stride(0) % ALIGNED or x.data_ptr() % (ALIGNED * x.element_size()):
             return None
         return quack_library.product(x, self._weight, tiles, is_gated=is_gated)
 

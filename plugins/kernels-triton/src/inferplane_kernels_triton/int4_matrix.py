@@ -54,7 +54,7 @@ def e2m1_at(words, PLACE: tl.constexpr, NUMBER: tl.constexpr):
 
 @triton.jit
 def load_scales(ptr, at, mask):
-    """As float32; those of a byte are exponents of powers of two, with a bias of 127."""
+    """As float32; those of a byte are exponents of powers of two, with a bias of 127, and never 255."""
     if ptr.dtype.element_ty == tl.uint8:
         exponent = tl.load(ptr + at, mask=mask, other=0).to(tl.int32)
         return tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)

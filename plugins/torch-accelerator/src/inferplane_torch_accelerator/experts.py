@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ KEPT_SHAPES = 1024
 """Numbers of tokens whose configurations are remembered: every layer of a step asks for the same."""
 
 
+@cache
 def tuned_experts(launch: Launch) -> Callable[..., torch.Tensor]:
     """The op ``fused_experts``, which also takes `ExpertCodes` and `Int4Matrix` for weights.
 

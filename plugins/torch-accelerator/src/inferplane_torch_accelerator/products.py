@@ -48,11 +48,10 @@ def for_one_row(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> Matv
 
 
 def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dict[int, FewRowsChoice]:
-    """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library,
-    and of one row the kernel that reads it as it is.
+    """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library.
 
     Shapes that were not measured are the library's. Weights of one byte have entries of their own, for rows rounded to
-    fp8.
+    fp8; a single row has one where that beats reading it as it is.
     """
     kernel = "skinny_matmul_gated" if is_gated else "skinny_matmul"
     if weight.element_size() == 1:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from inferplane.api.device import DeviceDescriptor
-from inferplane.api.quant import QuantizedWeight, QuantScheme
+from inferplane.api.quant import Number, QuantizedWeight, QuantScheme
 from inferplane.api.quantized_experts import ExpertsShape, MultiplyExperts, QuantizedExpertsKernel
+from inferplane_torch_accelerator.fp8_linear import Fp8Linear
 from inferplane_torch_accelerator.int4_linear import DTYPES as HALF_DTYPES
 from inferplane_torch_accelerator.int4_linear import four_bits_reason, int4_matrix
 from inferplane_torch_accelerator.launch import Launch
@@ -75,6 +76,15 @@ class EightBitExperts(_TritonExperts):
     """fp8 and whole numbers of more than four bits, with scales by row, group or block."""
 
     dtypes = DTYPES
+
+    @classmethod
+    def unsupported_reason(cls, shape: ExpertsShape, device: DeviceDescriptor) -> str | None:
+        if reason := super().unsupported_reason(shape, device):
+            return reason
+        has_fp8 = any(scheme.number is not Number.INT for scheme in (shape.gate_up, shape.down))
+        if has_fp8 and cls.launch.backend == "nvidia" and not device.capabilities.has(Fp8Linear.needs):
+            return f"{device.name} lacks {Fp8Linear.needs}, without which its compiler knows no fp8"
+        return None
 
     @classmethod
     def _reason(cls, scheme: QuantScheme) -> str | None:

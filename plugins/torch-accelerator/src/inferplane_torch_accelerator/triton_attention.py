@@ -138,7 +138,7 @@ class TritonAttention(AttentionBackend):
     fuses_rotary = True
 
     def __init__(self) -> None:
-        self._workspaces: dict[tuple[int, int, int], DecodeWorkspace] = {}
+        self._workspaces: dict[tuple[int, ...], DecodeWorkspace] = {}
         """Partial results of split sequences, by heads, KV heads and head size; one launch uses them at a time."""
 
     @classmethod
@@ -268,7 +268,7 @@ class TritonAttention(AttentionBackend):
             num_tiles = config.num_tiles(part.query_lens, layer.num_heads)
             num_splits = choose_num_splits(num_tiles, 1, part.longest, num_programs)
             part.num_splits[layer.num_heads] = num_splits
-        key = (layer.num_heads, 1, layer.head_dim)
+        key = (layer.num_heads, config.rows, layer.head_dim, num_programs)
         if key not in self._workspaces:  # at the first call, which is never recorded: counters begin at zero
             self._workspaces[key] = config.workspace(rank, num_programs, q.device)
         return latent_attention(
@@ -281,7 +281,7 @@ class TritonAttention(AttentionBackend):
             layer.scale,
             longest_query=part.longest_query,
             num_splits=num_splits,
-            workspace=self._workspaces.get(key),
+            workspace=self._workspaces[key],
             cache_scale=None if cache.scales is None else cache.scales[0],
             config=config,
             pdl=self.launch.pdl(q.device),
