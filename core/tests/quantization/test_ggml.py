@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from inferplane.api.quant import QuantizedWeight
 from inferplane.layers.parallel import Share
 from inferplane.layers.stored import StoredMatrices
 from inferplane.models.errors import ModelLoadError
@@ -73,19 +74,26 @@ def test_random_bytes_mean_what_they_mean_to_ggml(name: str) -> None:
     np.testing.assert_array_equal(bits(got[is_number]), bits(want[is_number]))
 
 
-def test_types_whose_schemes_are_equal_and_tables_are_not_make_no_joint_weight() -> None:
-    types = {"q": "IQ3_XXS", "k": "IQ3_XXS", "v": "IQ3_S"}
-    form, rows = GgufFormat({"tensor_types": types}), {m: random_blocks(types[m], 16, 1) for m in types}
-    context: Any = SimpleNamespace(device=torch.device("cpu"))
+def joined(types: dict[str, str], rows: dict[str, np.ndarray], device: str) -> list[QuantizedWeight]:
+    """Matrices of one product, of 16 rows of 256 values each."""
+    form, context = GgufFormat({"tensor_types": types}), SimpleNamespace(device=torch.device(device))
     matrices = {name: matrix for name in types if (matrix := form.matrix(name, 16, 256))}
-    stored = StoredMatrices(context, matrices, dict.fromkeys(types, Share(16, 0, 16)), Share(256, 0, 256))
+    whole = dict.fromkeys(types, Share(16, 0, 16))
+    stored = StoredMatrices(cast(Any, context), matrices, whole, Share(256, 0, 256))
     for slot in stored.slots(is_transposed=False):
         slot.copy(torch.from_numpy(rows[slot.name.partition(".")[0]]))
-    weights = stored.join()
+    return stored.join()
+
+
+def test_types_whose_schemes_are_equal_and_tables_are_not_make_no_joint_weight() -> None:
+    types = {"q": "IQ3_XXS", "k": "IQ3_XXS", "v": "IQ3_S"}
+    rows = {name: random_blocks(types[name], 16, 1) for name in types}
+    weights = joined(types, rows, "cpu")
     assert [weight.out_features for weight in weights] == [32, 16]
     got = torch.cat([weight.dequantize(torch.float32) for weight in weights]).numpy()
     want = np.concatenate([dequantize(rows[name], types[name], 256) for name in types])
     np.testing.assert_array_equal(got, want)
+    assert sum(weight.out_features for weight in joined(types, rows, "meta")) == 48
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

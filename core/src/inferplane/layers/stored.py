@@ -199,4 +199,5 @@ class StoredMatrices:
 
 
 def _numbers(table: torch.Tensor | None) -> tuple[float, ...] | None:
-    return None if table is None else tuple(table.flatten().tolist())
+    """None of a table on the meta device, too, which has none."""
+    return None if table is None or table.is_meta else tuple(table.tolist())
