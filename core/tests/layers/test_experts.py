@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from inferplane.api.quant import (
 )
 from inferplane.api.quantized_experts import ExpertsShape, QuantizedExpertsKernel
 from inferplane.layers import Experts, SeparateExperts, StackedExperts
-from inferplane.layers.stored_experts import common_scheme, joined
+from inferplane.layers.stored_experts import joined, owned, scheme_of_all
 from inferplane.models.weights import load_weights
 from inferplane.quantization.online import PlainMatrix
 from inferplane.quantization.rounding import FP8_CHANNEL, INT4_GROUPS, INT8_CHANNEL, with_columns
@@ -244,7 +245,7 @@ def drawn_weight(granularity: Granularity, out_features: int, **changes: Any) ->
 )
 def test_blocks_end_with_their_matrix(granularity: Granularity, want: Granularity):
     weights = [drawn_weight(granularity, 12) for _ in range(3)]
-    scheme = common_scheme(weights, 12)
+    scheme = scheme_of_all(weights[0].scheme, 12)
     assert scheme is not None and scheme.granularity == want
     one = joined(weights, scheme, "w")
     assert one.scheme == scheme
@@ -254,6 +255,61 @@ def test_blocks_end_with_their_matrix(granularity: Granularity, want: Granularit
 
 
 def test_what_is_no_one_product():
-    fp8 = drawn_weight(Granularity(1, None), 4)
-    assert common_scheme([fp8, drawn_weight(Granularity(1, 4), 4)], 4) is None
-    assert common_scheme([drawn_weight(Granularity(1, None), 4, has_column_order=True)], 4) is None
+    assert scheme_of_all(drawn_weight(Granularity(1, None), 4, has_column_order=True).scheme, 4) is None
+
+
+def test_a_part_does_not_keep_the_whole():
+    whole = drawn_weight(Granularity(1, 4), 12)
+    part = owned(whole.rows(slice(4, 8)))
+    assert (
+        part.codes.untyped_storage().nbytes() == 4 * 8 and part.scale.untyped_storage().nbytes() == 4 * 2 * 4
+    )
+    assert torch.equal(part.dequantize(torch.float32), whole.dequantize(torch.float32)[4:8])
+    assert owned(whole).codes is whole.codes
+
+
+class WatchedFormat(ToyFormat):
+    """Experts apart, of which the last has a scheme of its own; knows how many whole matrices there are at a time."""
+
+    def __init__(self, last: QuantScheme) -> None:
+        super().__init__({})
+        self._last = last
+        self.alive: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+
+    def matrix(self, name: str, out_features: int, in_features: int) -> StoredMatrix | None:
+        scheme = self._last if f".{NUM - 1}." in name else self.scheme
+        matrix = PlainMatrix(name, out_features, in_features, scheme)
+        read = matrix.read
+
+        def watched(tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+            weight = read(tensors)
+            self.alive = [each for each in (*self.alive, weakref.ref(weight.codes)) if each() is not None]
+            self.most = max(self.most, len(self.alive))
+            return weight
+
+        matrix.read = watched  # type: ignore[method-assign]
+        return matrix
+
+
+@pytest.mark.parametrize("last", [FP8_CHANNEL, INT8_CHANNEL], ids=str)
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_whole_matrices_are_read_one_after_another(last: QuantScheme, has_kernel: bool):
+    """The first of both kinds are read to choose a kernel, and one more at a time."""
+    x, ids, weights = torch.randn(9, HIDDEN), torch.randint(NUM, (9, 1)).int(), torch.rand(9, 1)
+    tensors, held = held_by("separate")
+    watched = WatchedFormat(last)
+    ToyExperts.shapes.clear()
+
+    def work(form: QuantFormat, chosen: dict[str, Any], comm: Communicator) -> torch.Tensor:
+        experts = Experts(
+            make_context(CONFIG, comm=comm, quantization=form, **chosen), tensors, NUM, HIDDEN, INNER
+        )
+        load_weights([experts], held.items())
+        return experts(x, weights, ids)
+
+    chosen = {"choose_experts": lambda shape: ToyExperts} if has_kernel else {}
+    [plain] = run_ranks(1, partial(work, WatchedFormat(last), {}))
+    torch.testing.assert_close(run_ranks(2, partial(work, watched, chosen))[0], plain, rtol=1e-5, atol=1e-4)
+    assert len(ToyExperts.shapes) == (2 if has_kernel and last == FP8_CHANNEL else 0)
+    assert watched.most <= 2 * 3

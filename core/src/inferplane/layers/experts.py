@@ -11,11 +11,11 @@ import torch
 
 from inferplane.api.model import BuildContext
 from inferplane.api.quantized_experts import ExpertsShape, MultiplyExperts
-from inferplane.api.quantized_weight import QuantizedWeight
+from inferplane.api.quantized_weight import QuantizedWeight, QuantScheme
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.parallel import even_share, whole
 from inferplane.layers.stored import KeptMatrix, stored_experts, stored_matrix
-from inferplane.layers.stored_experts import StoredPart, common_scheme, cuts_a_group, joined
+from inferplane.layers.stored_experts import StoredPart, cuts_a_group, joined, owned, scheme_of_all
 
 
 @dataclass(frozen=True)
@@ -161,26 +161,24 @@ class Experts(Layer):
         return kept.slots()
 
     def finish_loading(self) -> None:
-        """Hands quantized weights to the best kernel or, where there is none, dequantizes them."""
+        """Hands quantized weights to the best kernel or, where there is none, dequantizes them. One after another, for
+        a layer's whole matrices together may be many times this rank's part of them."""
         parts, self._stored = self._stored, []
         if not parts:
             return
-        weights = [part.kept.read() for part in parts]
-        self._multiply = None if self._has_plain else self._quantized(parts, weights)
+        read = _Reader()
+        self._multiply = None if self._has_plain else self._quantized(parts, read)
         if self._multiply is None:
-            for part, weight in zip(parts, weights):
-                part.copy(weight.dequantize(self._ctx.dtype))
+            for part in parts:
+                part.copy(read(part).dequantize(self._ctx.dtype))
 
-    def _quantized(
-        self, parts: Sequence[StoredPart], weights: Sequence[QuantizedWeight]
-    ) -> MultiplyExperts | None:
+    def _quantized(self, parts: Sequence[StoredPart], read: _Reader) -> MultiplyExperts | None:
         """None where they are not one product each, or nobody multiplies them."""
-        gate_up, down = (
-            [each for each in zip(parts, weights) if each[0].is_down == is_down] for is_down in (False, True)
-        )
-        gate_up_scheme = common_scheme([weight for _, weight in gate_up], self._inner.size)
-        down_scheme = common_scheme([weight for _, weight in down], self._hidden_size)
-        if gate_up_scheme is None or down_scheme is None or cuts_a_group(down_scheme, self._inner):
+        products = [[part for part in parts if part.is_down == is_down] for is_down in (False, True)]
+        stored = [read.scheme(product[0]) for product in products]
+        gate_up = scheme_of_all(stored[0], self._inner.size)
+        down = scheme_of_all(stored[1], self._hidden_size)
+        if gate_up is None or down is None or cuts_a_group(down, self._inner):
             return None
         shape = ExpertsShape(
             name=self._name,
@@ -189,20 +187,23 @@ class Experts(Layer):
             intermediate_size=self._inner.size,
             dtype=self._ctx.dtype,
             has_bias=self._has_bias,
-            gate_up=gate_up_scheme,
-            down=down_scheme,
+            gate_up=gate_up,
+            down=down,
             **self._options,
         )
         kernel = self._ctx.choose_experts(shape)
         if kernel is None:
             return None
-        return kernel.prepare(
-            shape,
-            joined([part.take(weight) for part, weight in gate_up], gate_up_scheme, self._name),
-            joined([part.take(weight) for part, weight in down], down_scheme, self._name),
-            self._w13_bias,
-            self._w2_bias,
-        )
+        weights = []
+        for product, of_each, of_all in zip(products, stored, (gate_up, down)):
+            taken = []
+            for part in product:
+                weight = read(part)
+                if weight.scheme != of_each:
+                    return None
+                taken.append(owned(part.take(weight)))
+            weights.append(joined(taken, of_all, self._name))
+        return kernel.prepare(shape, *weights, self._w13_bias, self._w2_bias)
 
     def _rows_of_one(self, weight: QuantizedWeight) -> QuantizedWeight:
         return weight.rows(self._inner.span)
@@ -313,3 +314,18 @@ class Experts(Layer):
     def _copy_down_bias(self, tensor: torch.Tensor) -> None:
         if self._w2_bias is not None:
             self._w2_bias.copy_(tensor[self._experts.span])
+
+
+class _Reader:
+    """Reads each part when it is asked for; one whose scheme was asked for is held until then."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, QuantizedWeight] = {}
+
+    def scheme(self, part: StoredPart) -> QuantScheme:
+        weight = self._held[id(part)] = part.kept.read()
+        return weight.scheme
+
+    def __call__(self, part: StoredPart) -> QuantizedWeight:
+        held = self._held.pop(id(part), None)
+        return part.kept.read() if held is None else held

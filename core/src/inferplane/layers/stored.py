@@ -90,14 +90,13 @@ class KeptMatrix:
         ]
 
     def read(self) -> QuantizedWeight:
-        """The whole matrix on the device, without the optional tensors that have not come; they are forgotten here.
+        """The whole matrix on the device, without the optional tensors that have not come.
 
         Raises `ModelLoadError` naming the matrix.
         """
-        tensors, self._tensors = self._tensors, {}
         device = self._ctx.device
         try:
-            return self._matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
+            return self._matrix.read({key: tensor.to(device) for key, tensor in self._tensors.items()})
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
 
@@ -119,6 +118,7 @@ class WeightFilling(KeptMatrix):
         """Does without the optional tensors that have not come. Raises `ModelLoadError` naming the matrix."""
         if self._tensors:
             self._use(self.read())
+            self._tensors = {}
 
     def _keep(self, suffix: str, tensor: torch.Tensor) -> None:
         super()._keep(suffix, tensor)

@@ -24,13 +24,11 @@ class StoredPart:
     """Puts this rank's part of the whole matrix, dequantized, to where plain weights are."""
 
 
-def common_scheme(weights: Sequence[QuantizedWeight], out_features: int) -> QuantScheme | None:
-    """Of one product of all these, where no block of a scale may have rows of two matrices of ``out_features``.
-
-    None where they are no one product: they differ, or each may have an order of columns or a table of its own.
+def scheme_of_all(scheme: QuantScheme, out_features: int) -> QuantScheme | None:
+    """Of one product of matrices that have ``scheme`` each, where no block of a scale may have rows of two matrices of
+    ``out_features``. None where they may be no one product: each may have an order of columns or a table of its own.
     """
-    scheme = weights[0].scheme
-    if scheme.has_column_order or scheme.number is Number.TABLE4 or any(w.scheme != scheme for w in weights):
+    if scheme.has_column_order or scheme.number is Number.TABLE4:
         return None
     rows, columns = scheme.granularity.rows, scheme.granularity.columns
     is_whole = rows is not None and out_features % rows == 0
@@ -43,8 +41,19 @@ def cuts_a_group(scheme: QuantScheme, columns: Share) -> bool:
     return size is not None and bool(columns.start % size or (stop % size and stop != columns.total))
 
 
+def owned(weight: QuantizedWeight) -> QuantizedWeight:
+    """Without the memory of the whole matrix that it may be a part of."""
+    tensors = {name: getattr(weight, name) for name in ("codes", "scale", "zero", "offset")}
+    parts = {name: each for name, each in tensors.items() if each is not None and _is_part(each)}
+    return replace(weight, **{name: each.clone() for name, each in parts.items()})
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
 def joined(weights: Sequence[QuantizedWeight], scheme: QuantScheme, name: str) -> QuantizedWeight:
-    """One below another, with the scheme that `common_scheme` found."""
+    """One below another, with the scheme that `scheme_of_all` found."""
     if scheme != weights[0].scheme:
         weights = [weight.by_row() for weight in weights]
     return stack(weights, [name] * len(weights))
