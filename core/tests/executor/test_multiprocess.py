@@ -84,21 +84,16 @@ def test_every_rank_takes_part_and_learns_what_rank_0_sampled(start, world_size:
     assert "loading 1" in err
 
 
-def test_an_error_that_all_ranks_share_is_one_of_the_step(start):
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [("raise@all", "order on rank 0"), ("choke@0", "rank 0 chose nothing")],
+    ids=["that all ranks share", "where rank 0 samples"],
+)
+def test_an_error_that_ranks_agree_about_is_one_of_the_step(order: str, message: str, start):
     executor = start(3)
     for _ in range(3):
-        with pytest.raises(ValueError, match="order on rank 0"):
-            step(executor, "raise@all")
-        before = step(executor)
-        executor.check_health()
-    assert before > 0
-
-
-def test_an_error_where_rank_0_samples_is_one_of_the_step(start):
-    executor = start(3)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="rank 0 chose nothing"):
-            step(executor, "choke@0")
+        with pytest.raises(ValueError, match=message):
+            step(executor, order)
         before = step(executor)
         executor.check_health()
     assert before > 0

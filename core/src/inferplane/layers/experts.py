@@ -194,16 +194,23 @@ class Experts(Layer):
         kernel = self._ctx.choose_experts(shape)
         if kernel is None:
             return None
-        weights = []
-        for product, of_each, of_all in zip(products, stored, (gate_up, down)):
-            taken = []
-            for part in product:
-                weight = read(part)
-                if weight.scheme != of_each:
-                    return None
-                taken.append(owned(part.take(weight)))
-            weights.append(joined(taken, of_all, self._name))
-        return kernel.prepare(shape, *weights, self._w13_bias, self._w2_bias)
+        w13 = self._joined(products[0], stored[0], gate_up, read)
+        w2 = self._joined(products[1], stored[1], down, read)
+        if w13 is None or w2 is None:
+            return None
+        return kernel.prepare(shape, w13, w2, self._w13_bias, self._w2_bias)
+
+    def _joined(
+        self, parts: Sequence[StoredPart], of_each: QuantScheme, of_all: QuantScheme, read: _Reader
+    ) -> QuantizedWeight | None:
+        """This rank's part of all, one below another; None where a scheme is another than ``of_each``."""
+        taken = []
+        for part in parts:
+            weight = read(part)
+            if weight.scheme != of_each:
+                return None
+            taken.append(owned(part.take(weight)))
+        return joined(taken, of_all, self._name)
 
     def _rows_of_one(self, weight: QuantizedWeight) -> QuantizedWeight:
         return weight.rows(self._inner.span)

@@ -19,7 +19,7 @@ from inferplane.api.quant import (
 )
 from inferplane.models.hf_fields import flag, text
 from inferplane.quantization.bits import unpack_words
-from inferplane.quantization.integers import centred_codes, centred_zero, in_plain_order
+from inferplane.quantization.integers import centred_codes, centred_zero, check_words, in_plain_order
 from inferplane.quantization.names import is_among, name_list
 
 _BITS = 4
@@ -60,10 +60,7 @@ class _AwqMatrix(StoredMatrix):
         super().__init__(name, out_features, in_features)
         self._group_size = group_size
         self._has_zero = has_zero
-        if out_features % 8:
-            raise self.fail(
-                f"out_features {out_features} fill no whole number of 32-bit words, eight to each"
-            )
+        check_words(self)
         self.check_groups(group_size)
 
     def tensors(self) -> Sequence[StoredTensor]:

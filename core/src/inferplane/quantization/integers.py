@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from inferplane.api.quant import StoredMatrix
 from inferplane.api.quantized_weight import pack_nibbles
 
 
@@ -15,6 +16,14 @@ def centred_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ each of its outputs is."""
+
+
+def check_words(matrix: StoredMatrix) -> None:
+    """Raises ValueError naming a matrix whose outputs fill no whole number of words of eight 4-bit codes."""
+    if matrix.out_features % 8:
+        raise matrix.fail(
+            f"out_features {matrix.out_features} fill no whole number of 32-bit words, eight to each"
+        )
 
 
 def in_plain_order(codes: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from inferplane.api.quantized_weight import CHANNEL, TENSOR, Activation
 from inferplane.models.hf_fields import flag, text
 from inferplane.quantization.bits import unpack_words
 from inferplane.quantization.fp8 import RECORDS, SCALES, Fp8Matrix
-from inferplane.quantization.integers import centred_codes, centred_zero, in_plain_order
+from inferplane.quantization.integers import centred_codes, centred_zero, check_words, in_plain_order
 from inferplane.quantization.mxfp4 import Fp4Matrix
 from inferplane.quantization.names import is_among, name_list, with_stars
 
@@ -141,8 +141,25 @@ def _activation(where: str, config: Any) -> tuple[Activation, Number | None]:
     return kinds.get(text(config, "qscheme", ""), Activation.DYNAMIC_TOKEN), number
 
 
-def _is_nothing(zero: torch.Tensor) -> bool:
-    return zero.is_meta or not bool(zero.any())
+def _weight(
+    matrix: StoredMatrix,
+    layer: _Layer,
+    bits: int,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    input_scale: torch.Tensor | None = None,
+) -> QuantizedWeight:
+    """Of whole numbers; symmetric where the configuration says so and zero points are 0."""
+    is_symmetric = layer.is_symmetric and (zero.is_meta or not bool(zero.any()))
+    scheme = QuantScheme(
+        Number.INT, bits, layer.granularity, scale.dtype, is_symmetric=is_symmetric, activation=layer.activation,
+        activation_number=layer.activation_number,
+    )  # fmt: skip
+    return QuantizedWeight(
+        scheme, matrix.out_features, matrix.in_features, codes, scale, None if is_symmetric else zero,
+        input_scale=input_scale,
+    )  # fmt: skip
 
 
 class _Int8Matrix(StoredMatrix):
@@ -165,17 +182,10 @@ class _Int8Matrix(StoredMatrix):
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         zero = tensors["weight_zero_point"].reshape(self._shape).to(torch.int8)
-        is_symmetric = self._layer.is_symmetric and _is_nothing(zero)
         scale, input_scale = tensors["weight_scale"].reshape(self._shape), tensors.get("input_scale")
-        layer = self._layer
-        scheme = QuantScheme(
-            Number.INT, 8, layer.granularity, scale.dtype, is_symmetric=is_symmetric, activation=layer.activation,
-            activation_number=layer.activation_number,
-        )  # fmt: skip
-        return QuantizedWeight(
-            scheme, self.out_features, self.in_features, tensors["weight"], scale, None if is_symmetric else zero,
-            input_scale=None if input_scale is None else input_scale.float().reshape(()),
-        )  # fmt: skip
+        if input_scale is not None:
+            input_scale = input_scale.float().reshape(())
+        return _weight(self, self._layer, 8, tensors["weight"], scale, zero, input_scale)
 
 
 class _Int4Matrix(StoredMatrix):
@@ -189,10 +199,7 @@ class _Int4Matrix(StoredMatrix):
         self._is_reordered = is_reordered
         self._num_groups = layer.granularity.scale_shape(out_features, in_features)[1]
         self.check_groups(layer.granularity.columns)
-        if out_features % 8:
-            raise self.fail(
-                f"out_features {out_features} fill no whole number of 32-bit words, eight to each"
-            )
+        check_words(self)
 
     def tensors(self) -> Sequence[StoredTensor]:
         words = self.out_features // 8
@@ -205,16 +212,7 @@ class _Int4Matrix(StoredMatrix):
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         scale = tensors["weight_scale"].T.contiguous()
         zero = centred_zero(self._codes(tensors["weight_zero_point"]), 4)
-        is_symmetric = self._layer.is_symmetric and _is_nothing(zero)
-        layer = self._layer
-        scheme = QuantScheme(
-            Number.INT, 4, layer.granularity, scale.dtype, is_symmetric=is_symmetric, activation=layer.activation,
-            activation_number=layer.activation_number,
-        )  # fmt: skip
-        codes = centred_codes(self._codes(tensors["weight"]), 4)
-        return QuantizedWeight(
-            scheme, self.out_features, self.in_features, codes, scale, None if is_symmetric else zero
-        )
+        return _weight(self, self._layer, 4, centred_codes(self._codes(tensors["weight"]), 4), scale, zero)
 
     def _codes(self, words: torch.Tensor) -> torch.Tensor:
         """``[n, out / 8]`` words as ``[out, n]`` codes from 0 up."""

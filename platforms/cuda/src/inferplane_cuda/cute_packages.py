@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Callable
 from importlib.machinery import PathFinder
+from typing import TypeVar
+
+Library = TypeVar("Library")
 
 CUTE = "nvidia-cutlass-dsl"
 
@@ -13,6 +18,17 @@ def missing_package(library: str, package: str) -> str | None:
     both are."""
     needed = {library: package, "cutlass.cute": CUTE}
     return next((package for module, package in needed.items() if not _is_there(module)), None)
+
+
+def import_or_warn(
+    name: str, load: Callable[[], Library], logger: logging.Logger, without: str
+) -> Library | None:
+    """What ``load`` imports; None where that fails, and a warning that says what happens ``without`` it."""
+    try:
+        return load()
+    except Exception as error:  # a broken installation may raise anything
+        logger.warning("%s cannot be imported (%s: %s): %s", name, type(error).__name__, error, without)
+        return None
 
 
 def _is_there(module: str) -> bool:

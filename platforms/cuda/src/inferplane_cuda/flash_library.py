@@ -106,15 +106,13 @@ def _launch(variant: Variant, device: torch.device) -> None:
 @cache
 def _imported() -> Callable[..., Any] | None:
     _keep_on_disk()
-    try:
-        from flash_attn.cute import flash_attn_varlen_func
-    except Exception as error:  # a broken installation may raise anything
-        logger.warning(
-            "FlashAttention cannot be imported (%s: %s): steps with prompts use the Triton kernel, which is slower",
-            type(error).__name__,
-            error,
-        )
-        return None
+    without = "steps with prompts use the Triton kernel, which is slower"
+    return cute_packages.import_or_warn("FlashAttention", _import, logger, without)
+
+
+def _import() -> Callable[..., Any]:
+    from flash_attn.cute import flash_attn_varlen_func
+
     found: Callable[..., Any] = flash_attn_varlen_func
     return found
 

@@ -23,6 +23,9 @@ CACHE_DIR = "QUACK_CACHE_DIR"
 ALIGNED = 8
 """Numbers of a row that bulk copies of half precision move at once: sizes are multiples of it."""
 
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Tiles", bool], None]
+"""Of x and a transposed weight, into a tensor, by tiles; whether it goes through a gate."""
+
 logger = logging.getLogger("inferplane.linear")
 
 
@@ -73,18 +76,15 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, is_gated: bool)
 
 
 @cache
-def _imported() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tiles, bool], None] | None:
+def _imported() -> Product | None:
     _keep_on_disk()
-    try:
-        from quack.gemm_config import GemmConfig
-        from quack.gemm_interface import gemm_act
-    except Exception as error:  # a broken installation may raise anything
-        logger.warning(
-            "quack cannot be imported (%s: %s): products of many rows are left to torch's library, which is slower",
-            type(error).__name__,
-            error,
-        )
-        return None
+    without = "products of many rows are left to torch's library, which is slower"
+    return cute_packages.import_or_warn("quack", _import, logger, without)
+
+
+def _import() -> Product:
+    from quack.gemm_config import GemmConfig
+    from quack.gemm_interface import gemm_act
 
     @cache
     def config_of(tiles: Tiles) -> Any:
