@@ -107,6 +107,46 @@ def test_an_interrupt_within_a_step_ends_the_executor(start):
         step(executor)
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("where", ["sending", "between"])
+def test_an_interrupt_before_a_step_is_sampled_ends_the_executor(
+    start, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    """Where rank 0 has only sent it, or has executed it: the other ranks wait for tokens that never come."""
+    executor = start(2)
+    step(executor)
+    if where == "sending":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(rank_processes_module.RankProcesses, "send_encoded", interrupted_after_sending)
+            step(executor)
+    else:
+        executor.execute(StepPlan(step_id=1))
+    with pytest.raises(WorkerDiedError, match="rank 0 was interrupted within step 2"):
+        step(executor)
+
+
+def interrupted_after_sending(processes: rank_processes_module.RankProcesses, message: bytes) -> None:
+    for socket in processes._commands:
+        socket.send(message)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(30)
+def test_ranks_that_wait_for_an_interrupted_one_are_ended_at_once(start):
+    executor = start(2)
+    executor.execute(StepPlan(step_id=1))
+    started = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - started < rank_processes_module.EXIT_S
+
+
+def test_a_plan_that_cannot_travel_is_an_error_of_the_step(start):
+    executor = start(2)
+    with pytest.raises(TypeError, match="object"):
+        executor.execute(StepPlan(step_id=1, removed_request_ids=[object()]))  # type: ignore[list-item]
+    assert step(executor) == 20  # the first of all ranks, as above
+
+
 def test_a_step_ahead_needs_no_result(start):
     executor, waiting = start(2), start(2)
     expected = [step(waiting) for _ in range(4)]

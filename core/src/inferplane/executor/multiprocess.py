@@ -13,7 +13,7 @@ from inferplane.api.worker import PendingStep, Worker
 from inferplane.config import EngineConfig
 from inferplane.executor.base import WorkerDiedError, make_worker
 from inferplane.executor.local import with_progress
-from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start
+from inferplane.executor.messages import Call, DidFail, Execute, InitKVCache, Start, encode
 from inferplane.executor.rank_processes import DISAGREEMENT_S, RankProcesses, StepState
 from inferplane.plan import StepPlan, StepResult
 from inferplane.plugins.blame import what_failed
@@ -53,6 +53,8 @@ class MultiprocessExecutor:
         self._processes: RankProcesses | None = None
         self._worker: Worker | None = None
         self._num_steps = 0
+        self._is_within_step = False
+        """The other ranks may have a step that they cannot end without this one, which has it yet to sample."""
 
     def start(self) -> None:
         processes = self._processes = RankProcesses(self._config.parallel.world_size)
@@ -85,10 +87,15 @@ class MultiprocessExecutor:
 
     def execute(self, plan: StepPlan) -> None:
         processes, worker = self._running(), self._own_worker()
+        if self._is_within_step:  # an interrupt came before all of it was sampled
+            self._end_interrupted()
+            processes.check()
         self._num_steps += 1
         number = self._num_steps
+        message = encode(Execute(number, plan))  # raises before any rank has it
         processes.note_step(number, StepState.RUNNING)
-        processes.send(Execute(number, plan))
+        self._is_within_step = True
+        processes.send_encoded(message)
         with self._settling(do_all_raise=True):
             worker.execute(plan)
         processes.note_step(number, StepState.DONE)
@@ -97,7 +104,9 @@ class MultiprocessExecutor:
         processes, worker = self._running(), self._own_worker()
         processes.check()
         with self._settling(do_all_raise=False):
-            return _PendingOfRanks(worker.sample(), processes)
+            pending = _PendingOfRanks(worker.sample(), processes)
+        self._is_within_step = False
+        return pending
 
     def expert_tokens(self) -> dict[str, list[int]]:
         return self._own_worker().expert_tokens()
@@ -111,6 +120,8 @@ class MultiprocessExecutor:
     def shutdown(self) -> None:
         # The others first: a rank that ends on its own closes its side of the group in peace.
         if self._processes is not None:
+            if self._is_within_step:  # they wait for this rank, and would not hear that they should end
+                self._end_interrupted()
             self._processes.stop()
         worker, self._worker = self._worker, None
         if worker is not None:
@@ -160,10 +171,15 @@ class MultiprocessExecutor:
             if do_all_raise:
                 processes.note_step(self._num_steps, StepState.RAISED)
             self._settle(error, do_all_raise)
+            self._is_within_step = False
             raise
-        except BaseException:  # an interrupt, of which the others know nothing
-            processes.declare_broken(f"rank 0 was interrupted within step {self._num_steps}")
+        except BaseException:
+            self._end_interrupted()
             raise
+
+    def _end_interrupted(self) -> None:
+        """The others know nothing of an interrupt of this rank."""
+        self._running().declare_broken(f"rank 0 was interrupted within step {self._num_steps}")
 
     def _settle(self, error: Exception, do_all_raise: bool) -> None:
         processes, number = self._running(), self._num_steps

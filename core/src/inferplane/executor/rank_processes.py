@@ -117,8 +117,10 @@ class RankProcesses:
     # -- commands
 
     def send(self, command: Command) -> None:
+        self.send_encoded(encode(command))
+
+    def send_encoded(self, message: bytes) -> None:
         self.check()
-        message = encode(command)
         for socket in self._commands:
             socket.send(message)
 
