@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ import torch
 from safetensors import safe_open
 
 import written_by_tools
+from inferplane.api.quant import StoredMatrix
+from inferplane.layers.layer import Layer, WeightSlot
+from inferplane.layers.stored import KeptMatrix
+from inferplane.models.weights import load_weights
 from inferplane.quantization.registry import make_format
 from model_harness import make_context
 
@@ -24,6 +29,16 @@ MODULES = {
     "amd-quark": "quark",
     "nvidia-modelopt": "modelopt",
 }
+
+
+class OneMatrix(Layer):
+    """Takes its tensors as a model's layers do, which look at their shapes and types."""
+
+    def __init__(self, matrix: StoredMatrix) -> None:
+        self.kept = KeptMatrix(make_context({"architectures": ["X"], "vocab_size": 8}), matrix)
+
+    def weight_slots(self) -> Sequence[WeightSlot]:
+        return self.kept.slots()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -40,7 +55,9 @@ def test_numbers_bit_for_bit(path: Path) -> None:
     assert matrix is not None
     suffixes = {stored.suffix for stored in matrix.tensors()}
     assert all(found.may_drop(f"layer.{key}", each) for key, each in tensors.items() if key not in suffixes)
-    weight = matrix.read({key: each for key, each in tensors.items() if key in suffixes})
+    layer = OneMatrix(matrix)
+    load_weights(layer, [(f"{matrix.name}.{key}", each) for key, each in tensors.items() if key in suffixes])
+    weight = layer.kept.read()
     assert torch.equal(weight.dequantize(want.dtype), want)
 
 

@@ -58,7 +58,7 @@ class _Filling:
         if fault := _misfit(slot, tensor, is_repeated=name in self._filled):
             self._fault(*fault)
         elif not self._faults:
-            slot.copy(tensor)
+            slot.copy(_with_last_ones(tensor, slot))
         self._filled.add(name)
         self._waiting[layer].discard(name)
         if not self._waiting[layer] and layer not in self._deferred and not self._faults:
@@ -91,7 +91,7 @@ class _Filling:
 def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tuple[str, str] | None:
     if is_repeated:
         return "repeated", slot.name
-    if not _fits(tensor.shape, slot.shape):
+    if not _fits(_with_last_ones(tensor, slot).shape, slot.shape):
         wanted = ", ".join("any" if size is None else str(size) for size in slot.shape)
         return "wrong shape", f"{slot.name} is {list(tensor.shape)} and should be [{wanted}]"
     if tensor.dtype not in slot.dtypes:
@@ -103,9 +103,13 @@ def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tup
     return None
 
 
+def _with_last_ones(tensor: torch.Tensor, slot: WeightSlot) -> torch.Tensor:
+    """Last dimensions of one need not be stored: a scale is a single number, or as many as a matrix has rows."""
+    missing = len(slot.shape) - tensor.ndim
+    return tensor.reshape(*tensor.shape, *[1] * missing) if missing > 0 else tensor
+
+
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    """A single number may be stored without a dimension."""
-    shape = shape or (1,)
     return len(shape) == len(wanted) and all(want in (None, size) for size, want in zip(shape, wanted))
 
 

@@ -169,8 +169,6 @@ class _IntMatrix(StoredMatrix):
     def tensors(self) -> Sequence[StoredTensor]:
         group, rows, columns = self._group, self.out_features, self.in_features
         scale_shape = group.granularity.scale_shape(rows, columns)
-        if group.granularity == Granularity(None, None):
-            scale_shape = (1,)  # type: ignore[assignment]
         stored = [StoredTensor("weight_scale", scale_shape, SCALES)]
         if group.layout == "pack-quantized":
             words = num_words(columns, group.bits)

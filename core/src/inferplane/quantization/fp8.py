@@ -104,10 +104,9 @@ class Fp8Matrix(StoredMatrix):
 
     def tensors(self) -> Sequence[StoredTensor]:
         shape = self._granularity.scale_shape(self.out_features, self.in_features)
-        is_single = self._granularity == Granularity(None, None)
         stored = [
             StoredTensor("weight", (self.out_features, self.in_features), (torch.float8_e4m3fn,)),
-            StoredTensor(self._scale_name, (1,) if is_single else shape, self._scales),
+            StoredTensor(self._scale_name, shape, self._scales),
         ]
         if self._activation is Activation.STATIC_TENSOR:
             stored.append(StoredTensor("input_scale", (1,), SCALES))
