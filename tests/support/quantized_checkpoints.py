@@ -76,16 +76,15 @@ def gptq(bits: int = 4, size: int = 32, *, sym: bool = True, order: bool = False
     return Case({"quant_method": "gptq", "checkpoint_format": version_name, **fields}, write)
 
 
+def awq_words(codes: np.ndarray) -> np.ndarray:
+    """``[n, out]`` codes to ``[n, out / 8]``, of each eight the even ones first."""
+    packed = np.zeros((codes.shape[0], codes.shape[1] // 8), np.int64)
+    for nibble, output in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+        packed |= (codes[:, output::8].astype(np.int64) & 15) << 4 * nibble
+    return packed.astype(np.uint32).view(np.int32)
+
+
 def awq(size: int = 32, *, has_zero: bool = True) -> Case:
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-
-    def words(codes: np.ndarray) -> np.ndarray:
-        """``[n, out]`` codes to ``[n, out / 8]``."""
-        packed = np.zeros((codes.shape[0], codes.shape[1] // 8), np.int64)
-        for nibble in range(8):
-            packed |= codes[:, order[nibble] :: 8].astype(np.int64) << 4 * nibble
-        return packed.astype(np.uint32).view(np.int32)
-
     def write(rng: np.random.Generator, out: int, columns: int) -> Drawn:
         group = columns if size == -1 else size
         codes = rng.integers(0, 16, (columns, out))
@@ -97,15 +96,46 @@ def awq(size: int = 32, *, has_zero: bool = True) -> Case:
         scale = half_scales(rng, columns // group, out)
         of_column = np.arange(columns) // group
         want = ((codes - zero[of_column]) * scale[of_column].astype(np.float32)).T
-        tensors = {".qweight": tensor(words(codes)), ".scales": tensor(scale)}
+        tensors = {".qweight": tensor(awq_words(codes)), ".scales": tensor(scale)}
         if has_zero:
-            tensors[".qzeros"] = tensor(words(zero))
+            tensors[".qzeros"] = tensor(awq_words(zero))
         return tensors, tensor(want.astype(np.float32))
 
     return Case(
         {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": has_zero, "version": "gemm"},
         write,
     )
+
+
+def quark(dtype: str, size: int | None = None, *, zero_points: str = "drawn") -> Case:
+    """With ``zero_points`` drawn, all zero, or none. int4 and uint4 have groups of ``size``, and int8 one scale."""
+    least, most = (0, 16) if dtype == "uint4" else (-8, 8) if dtype == "int4" else (-128, 128)
+
+    def write(rng: np.random.Generator, out: int, columns: int) -> Drawn:
+        codes = rng.integers(least, most, (columns, out))
+        shape = (columns // size, out) if size else (1, 1)
+        zero = rng.integers(least, most, shape) if zero_points == "drawn" else np.zeros(shape, np.int64)
+        scale = half_scales(rng, *shape)
+        of_column = np.arange(columns) // (size or columns)
+        want = ((codes - zero[of_column]) * scale[of_column].astype(np.float32)).T
+        if size:
+            stored, stored_zero = awq_words(codes), awq_words(zero)
+        else:
+            stored, stored_zero, scale = (
+                codes.T.astype(np.int8),
+                zero.reshape(1).astype(np.int8),
+                scale.reshape(1),
+            )
+        tensors = {".weight": tensor(stored), ".weight_scale": tensor(scale)}
+        if zero_points != "none":
+            tensors[".weight_zero_point"] = tensor(stored_zero)
+        return tensors, tensor(want.astype(np.float32))
+
+    weight = {"dtype": dtype, "qscheme": "per_group", "ch_axis": -1, "group_size": size}
+    if size is None:
+        weight = {"dtype": dtype, "qscheme": "per_tensor"}
+    weight["symmetric"] = zero_points != "drawn"
+    return Case({"quant_method": "quark", "global_quant_config": {"weight": weight}}, write)
 
 
 def float8(rng: np.random.Generator, out: int, columns: int) -> torch.Tensor:
@@ -307,6 +337,12 @@ CASES = {
     "gptq-2": gptq(2, 16),
     "awq": awq(),
     "awq-symmetric-column": awq(-1, has_zero=False),
+    "quark-uint4": quark("uint4", 32),
+    "quark-int4": quark("int4", 16),
+    "quark-int4-zeros": quark("int4", 32, zero_points="zero"),
+    "quark-int4-no-zeros": quark("int4", 32, zero_points="none"),
+    "quark-int8": quark("int8"),
+    "quark-int8-no-zero": quark("int8", zero_points="none"),
     "fp8-dynamic": fp8(),
     "fp8-static": fp8(static=True),
     "fp8-block": fp8(block=(32, 32)),

@@ -32,6 +32,7 @@ from quantized_checkpoints import (
     fp8,
     gptq,
     nibbles,
+    quark,
 )
 from tiny_models import make_tiny_model
 
@@ -261,6 +262,15 @@ def test_a_missing_scale(folder: Path) -> None:
     del quantized["model.layers.1.mlp.up_proj.scales"]
     method = {**read_config(folder), "quantization_config": awq().config}
     with pytest.raises(ModelLoadError, match=r"missing: model.layers.1.mlp.up_proj.scales"):
+        logits_of(method, quantized)
+
+
+def test_symmetric_codes_without_a_sign_need_zero_points(folder: Path) -> None:
+    """7 or 8, which only they say."""
+    case = quark("uint4", 32, zero_points="none")
+    quantized, _ = checkpoint(folder, case)
+    method = {**read_config(folder), "quantization_config": case.config}
+    with pytest.raises(ModelLoadError, match=r"missing: .*proj.weight_zero_point"):
         logits_of(method, quantized)
 
 

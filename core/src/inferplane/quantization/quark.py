@@ -39,9 +39,15 @@ class _Layer:
     activation: Activation
     activation_number: Number | None
 
+    @property
+    def needs_zero(self) -> bool:
+        """Symmetric codes with a sign are around 0; of others only the zero point says around what."""
+        return not self.is_symmetric or self.dtype == "uint4"
+
 
 class QuarkFormat(QuantFormat):
-    """``{name}.weight``, ``weight_scale`` and, of integers, ``weight_zero_point``, which symmetric ones have, too."""
+    """``{name}.weight``, ``weight_scale`` and, of integers, ``weight_zero_point``, which those of symmetric schemes may
+    have, too."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         export = config.get("export") or {}
@@ -147,11 +153,11 @@ def _weight(
     bits: int,
     codes: torch.Tensor,
     scale: torch.Tensor,
-    zero: torch.Tensor,
+    zero: torch.Tensor | None,
     input_scale: torch.Tensor | None = None,
 ) -> QuantizedWeight:
-    """Of whole numbers; symmetric where the configuration says so and zero points are 0."""
-    is_symmetric = layer.is_symmetric and (zero.is_meta or not bool(zero.any()))
+    """Of whole numbers; symmetric where the configuration says so and no zero point is another than 0."""
+    is_symmetric = zero is None or (layer.is_symmetric and (zero.is_meta or not bool(zero.any())))
     scheme = QuantScheme(
         Number.INT, bits, layer.granularity, scale.dtype, is_symmetric=is_symmetric, activation=layer.activation,
         activation_number=layer.activation_number,
@@ -174,14 +180,16 @@ class _Int8Matrix(StoredMatrix):
         stored = [
             StoredTensor("weight", (self.out_features, self.in_features), (torch.int8,)),
             StoredTensor("weight_scale", self._shape, SCALES),
-            StoredTensor("weight_zero_point", self._shape, (torch.int8, torch.int32)),
+            StoredTensor("weight_zero_point", self._shape, (torch.int8, torch.int32), self._layer.needs_zero),
         ]
         if self._layer.activation is Activation.STATIC_TENSOR:
             stored.append(StoredTensor("input_scale", (1,), SCALES))
         return stored
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
-        zero = tensors["weight_zero_point"].reshape(self._shape).to(torch.int8)
+        zero = tensors.get("weight_zero_point")
+        if zero is not None:
+            zero = zero.reshape(self._shape).to(torch.int8)
         scale, input_scale = tensors["weight_scale"].reshape(self._shape), tensors.get("input_scale")
         if input_scale is not None:
             input_scale = input_scale.float().reshape(())
@@ -206,12 +214,16 @@ class _Int4Matrix(StoredMatrix):
         return [
             StoredTensor("weight", (self.in_features, words), (torch.int32,)),
             StoredTensor("weight_scale", (self._num_groups, self.out_features), SCALES),
-            StoredTensor("weight_zero_point", (self._num_groups, words), (torch.int32,)),
+            StoredTensor(
+                "weight_zero_point", (self._num_groups, words), (torch.int32,), self._layer.needs_zero
+            ),
         ]
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         scale = tensors["weight_scale"].T.contiguous()
-        zero = centred_zero(self._codes(tensors["weight_zero_point"]), 4)
+        zero = tensors.get("weight_zero_point")
+        if zero is not None:
+            zero = centred_zero(self._codes(zero), 4)
         return _weight(self, self._layer, 4, centred_codes(self._codes(tensors["weight"]), 4), scale, zero)
 
     def _codes(self, words: torch.Tensor) -> torch.Tensor:
