@@ -19,6 +19,7 @@ from inferplane.api.quant import StoredMatrix
 from inferplane.config import ConfigError, EngineArgs
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.registry import build_model
+from inferplane.models.weights import dummy_tensors, weight_slots
 from inferplane.plugins import load_plugins
 from inferplane.plugins.explanation import explain
 from inferplane.quantization.mxfp4 import Mxfp4Format
@@ -235,6 +236,12 @@ def test_experts_in_four_bits(tiny_model: Callable[[str], Path]) -> None:
     for logits in run_ranks(2, lambda comm: logits_of(method, quantized, comm)):
         assert torch.allclose(logits[0], want[0], atol=1e-3)
     assert Mxfp4Format({}).matrix("layer", 8, 32) is None
+    model = build_model(make_context(method))
+    model.load_weights(dummy_tensors(weight_slots(model)))
+    assert PromptRun(model).logits(PROMPTS)[0].isfinite().all()
+    next(each for name, each in quantized.items() if name.endswith("_scales"))[1, 2, 0] = 255
+    with pytest.raises(ModelLoadError, match=r"experts\.\w+_proj \[.*a scale in e8m0 is 255"):
+        logits_of(method, quantized)
 
 
 def test_an_impossible_shard(folder: Path) -> None:

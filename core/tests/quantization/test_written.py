@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
 import written_by_tools
-from inferplane.api.quant import StoredMatrix
+from inferplane.api.quant import QuantizedWeight, StoredMatrix
 from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.layers.stored import KeptMatrix
+from inferplane.models.errors import ModelLoadError
 from inferplane.models.weights import load_weights
 from inferplane.quantization.registry import make_format
 from model_harness import make_context
@@ -41,24 +43,42 @@ class OneMatrix(Layer):
         return self.kept.slots()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_numbers_bit_for_bit(path: Path) -> None:
+def opened(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A file's configuration and tensors."""
     with safe_open(path, "pt") as file:
-        config = json.loads(file.metadata()["quantization_config"])
         names = file.keys()
         tensors = {name: file.get_tensor(name) for name in names}
-    want = tensors.pop("dequantized")
+        return json.loads(file.metadata()["quantization_config"]), tensors
+
+
+def read(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> QuantizedWeight:
     model = {"architectures": ["X"], "vocab_size": 8, "quantization_config": config}
     found = make_format(make_context(model).config, {})
     assert found is not None
-    matrix = found.matrix(written_by_tools.MATRIX, *want.shape)
+    matrix = found.matrix(written_by_tools.MATRIX, *tensors.pop("dequantized").shape)
     assert matrix is not None
     suffixes = {stored.suffix for stored in matrix.tensors()}
     assert all(found.may_drop(f"layer.{key}", each) for key, each in tensors.items() if key not in suffixes)
     layer = OneMatrix(matrix)
     load_weights(layer, [(f"{matrix.name}.{key}", each) for key, each in tensors.items() if key in suffixes])
-    weight = layer.kept.read()
-    assert torch.equal(weight.dequantize(want.dtype), want)
+    return layer.kept.read()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_numbers_bit_for_bit(path: Path) -> None:
+    config, tensors = opened(path)
+    want = tensors["dequantized"]
+    assert torch.equal(read(config, tensors).dequantize(want.dtype), want)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "-mx" in path.name], ids=lambda path: path.stem)
+def test_a_scale_that_is_no_number_is_refused(path: Path) -> None:
+    """OCP MX 1.0 has a block of a scale of 255 be no numbers."""
+    config, tensors = opened(path)
+    tensors["weight_scale"].view(torch.uint8)[3, 1] = 255
+    message = rf"{written_by_tools.MATRIX} \[32, 64\]: a scale in e8m0 is 255"
+    with pytest.raises(ModelLoadError, match=message):
+        read(config, tensors)
 
 
 def test_every_tool_has_written() -> None:

@@ -68,6 +68,16 @@ def stored_experts(
         raise ModelLoadError(f"{name}: {error}") from error
 
 
+def _read(matrix: StoredMatrix, tensors: Mapping[str, torch.Tensor], device: torch.device) -> QuantizedWeight:
+    """The whole matrix on the device. Raises `QuantConfigError`."""
+    weight = matrix.read({key: tensor.to(device) for key, tensor in tensors.items()})
+    scale = weight.scale
+    # kernels take every code of this type for a power of two; the last is none
+    if scale.dtype is torch.float8_e8m0fnu and not scale.is_meta and (scale.view(torch.uint8) == 255).any():
+        raise matrix.fail("a scale in e8m0 is 255, which stands for no number")
+    return weight
+
+
 class KeptMatrix:
     """One stored matrix, whose tensors are kept as they come, which is free while they are parts of a mapped file."""
 
@@ -94,9 +104,8 @@ class KeptMatrix:
 
         Raises `ModelLoadError` naming the matrix.
         """
-        device = self._ctx.device
         try:
-            return self._matrix.read({key: tensor.to(device) for key, tensor in self._tensors.items()})
+            return _read(self._matrix, self._tensors, self._ctx.device)
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
 
@@ -185,8 +194,8 @@ class StoredMatrices:
             raise ModelLoadError(str(error)) from error
 
     def _read(self, name: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
-        device, inputs = self._ctx.device, self._inputs
-        weight = self._matrices[name].read({key: tensor.to(device) for key, tensor in tensors.items()})
+        inputs = self._inputs
+        weight = _read(self._matrices[name], tensors, self._ctx.device)
         try:
             weight = weight.columns(inputs.start, inputs.start + inputs.size)
         except ValueError as error:

@@ -22,8 +22,8 @@ from inferplane.models.hf_fields import text
 from inferplane.quantization.names import is_among, name_list
 
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
-MX_SCALES = (torch.uint8, torch.float8_e8m0fnu)
-"""Of MXFP8: powers of two by their exponents, which is what bytes hold."""
+MX_SCALES = (torch.float8_e8m0fnu, torch.uint8)
+"""Of MXFP8 and MXFP4: powers of two by their exponents, which is what bytes hold."""
 RECORDS = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".input_scale", ".output_scale", ".prob_scale")
 """Tensors about activations and the KV cache that a weight can do without."""
 

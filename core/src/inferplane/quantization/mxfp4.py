@@ -17,6 +17,7 @@ from inferplane.api.quant import (
     StoredTensor,
 )
 from inferplane.api.quantized_weight import Activation
+from inferplane.quantization.fp8 import MX_SCALES
 
 _MX_GROUP, _NV_GROUP = 32, 16
 
@@ -47,7 +48,7 @@ class _Mxfp4Experts(StoredMatrix):
         groups = self.in_features // _MX_GROUP
         return [
             StoredTensor("_blocks", (*self._lead, groups, _MX_GROUP // 2), (torch.uint8,)),
-            StoredTensor("_scales", (*self._lead, groups), (torch.uint8, torch.float8_e8m0fnu)),
+            StoredTensor("_scales", (*self._lead, groups), MX_SCALES),
         ]
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
@@ -87,7 +88,7 @@ class Fp4Matrix(StoredMatrix):
 
     def tensors(self) -> Sequence[StoredTensor]:
         rows, columns = self.out_features, self.in_features
-        types = (torch.uint8, torch.float8_e8m0fnu) if self._global_name is None else (torch.float8_e4m3fn,)
+        types = MX_SCALES if self._global_name is None else (torch.float8_e4m3fn,)
         stored = [
             StoredTensor(self._codes_name, (rows, columns // 2), (torch.uint8,)),
             StoredTensor(self._scale_name, (rows, columns // self._group), types),
