@@ -56,8 +56,8 @@ ALLOWED = {
     "kv-fp8_e5m2": 4.0,
     "kv-int8_per_token_head": 0.5,
 }
-"""Percent of the perplexity of bf16 by which a form of a model of 135 million weights may differ; why so much is in
-docs/quantization.md."""
+"""Percent of the perplexity of bf16 by which a form of a model of 135 million weights may differ, of GGUF by the file's
+name; why so much is in docs/quantization.md."""
 
 
 def perplexity(model: str, text: str, num_tokens: int, window: int, **settings: Any) -> tuple[float, int]:
@@ -135,20 +135,21 @@ def main() -> None:
     if options.json is not None:
         with options.json.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    beyond = print_table({row["case"].removeprefix("perplexity_"): row["perplexity"] for row in rows})
+    beyond = print_table({form: row["perplexity"] for form, row in zip(options.forms, rows)})
     if beyond:
         raise SystemExit(f"further from {options.forms[0]} than allowed: {', '.join(beyond)}")
 
 
 def print_table(found: dict[str, float]) -> list[str]:
-    """Perplexities by form, against the first one's. Returns the forms that are further from it than is allowed."""
+    """Perplexities by form, against the first one's. Returns the forms that are further from it than is allowed, or
+    whose perplexity is no number."""
     base_form, base = next(iter(found.items()))
     print(f"\n| form | perplexity | against {base_form} | allowed |\n|---|---|---|---|")
     beyond = []
     for form, value in found.items():
-        percent, allowed = 100 * (value / base - 1), ALLOWED.get(form)
+        percent, allowed = 100 * (value / base - 1), ALLOWED.get(Path(form).name)
         print(f"| {form} | {value:.3f} | {percent:+.2f} % | {'' if allowed is None else f'± {allowed} %'} |")
-        if allowed is not None and not abs(percent) <= allowed:  # NaN is beyond anything
+        if not abs(percent) <= (math.inf if allowed is None else allowed):  # NaN is beyond anything
             beyond.append(form)
     return beyond
 
