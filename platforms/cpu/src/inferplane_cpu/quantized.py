@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
+from inferplane.api.act_order import Reordered, by_group
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import FusedMultiply, LinearShape, Multiply, RowProduct
 from inferplane.api.quant import Number, QuantizedLinearKernel, QuantizedWeight
-from inferplane.api.quantized_weight import pack_nibbles
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native_linear import NativeLinear
 from inferplane_kernels_cpu.quantized import QuantizedProduct
 
 _LEAST_GROUP, _WIDE_GROUP = 16, 32
@@ -50,12 +48,8 @@ class CpuQuantizedLinear(QuantizedLinearKernel):
         weight = weight.by_row()
         if weight.column_group is None:
             return CpuQuantizedProduct(_pack(weight, bias), cls.activations)
-        order = torch.argsort(weight.column_group, stable=True)
-        if not _has_even_groups(
-            weight
-        ):  # a rank's part of such a matrix may hold a few columns of each group
-            return NativeLinear(weight.dequantize(cls.activations), bias)
-        return _Reordered(_pack(_in_order(weight, order), bias), order)
+        ordered, order = by_group(weight)
+        return Reordered(_pack(ordered, bias), order, weight.in_features)
 
 
 class CpuQuantizedBf16Linear(CpuQuantizedLinear):
@@ -89,33 +83,6 @@ class CpuQuantizedProduct(RowProduct, FusedMultiply):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return self._product.rows(index, self._activations)
-
-
-class _Reordered:
-    """Columns lie group by group; activations follow them."""
-
-    def __init__(self, product: QuantizedProduct, order: torch.Tensor) -> None:
-        self._product = product
-        self._order = order
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x.index_select(1, self._order))
-
-
-def _has_even_groups(weight: QuantizedWeight) -> bool:
-    """Whether each group but the last has as many columns as the scheme says."""
-    assert weight.column_group is not None
-    size = weight.scheme.granularity.columns or weight.in_features
-    counts = torch.bincount(weight.column_group, minlength=weight.scale.shape[1])
-    return bool((counts[:-1] == size).all() and counts[-1] <= size)
-
-
-def _in_order(weight: QuantizedWeight, order: torch.Tensor) -> QuantizedWeight:
-    """The same columns one group after another."""
-    codes = weight.unpacked()[:, order]
-    if weight.scheme.is_packed:
-        codes = pack_nibbles(codes + 8)
-    return replace(weight, codes=codes, column_group=None)
 
 
 def _pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> QuantizedProduct:

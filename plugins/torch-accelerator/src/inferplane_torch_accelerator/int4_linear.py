@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from inferplane.api.act_order import Reordered, by_group
 from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.quant import Number, QuantizedLinearKernel, QuantizedWeight, QuantScheme
-from inferplane_torch_accelerator.act_order import Reordered, by_group
 from inferplane_torch_accelerator.launch import Launch
 
 if TYPE_CHECKING:
