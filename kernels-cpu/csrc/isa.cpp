@@ -33,7 +33,8 @@ Level find_level() {
   if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
     return kAvx2;
-  if (!(__builtin_cpu_supports("avx512vnni") && has_avx512_bf16())) return kAvx512;
+  if (!__builtin_cpu_supports("avx512vnni")) return kAvx512;
+  if (!has_avx512_bf16()) return kAvx512Vnni;
   return has_amx() ? kAmx : kAvx512Bf16;
 }
 

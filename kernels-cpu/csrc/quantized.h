@@ -56,7 +56,7 @@ void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 template <class X>
 void multiply_many_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 #endif
-#if !INFERPLANE_HAS_AVX512_BF16
+#if !INFERPLANE_HAS_AVX512_VNNI
 template <class X>
 void multiply_widened_rows(const QuantizedMatrix& w, const Rows<X>& rows);
 #endif

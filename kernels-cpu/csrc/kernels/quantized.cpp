@@ -9,7 +9,7 @@ namespace {
 // From here on the rows of activations outweigh turning the codes into tiles. Codes of 8 bits take no unpacking before.
 #if INFERPLANE_HAS_AMX
 constexpr int64_t kManyRowsOf4Bits = 9, kManyRowsOf8Bits = 12;
-#elif !INFERPLANE_HAS_AVX512_BF16
+#elif !INFERPLANE_HAS_AVX512_VNNI
 constexpr int64_t kManyWidenedRows = 13;  // the same for floats
 #endif
 
@@ -88,7 +88,7 @@ template <class X>
 void multiply(const QuantizedMatrix& w, const Rows<X>& rows) {
 #if INFERPLANE_HAS_AMX
   if (rows.num_rows >= (w.bits == 4 ? kManyRowsOf4Bits : kManyRowsOf8Bits)) return multiply_many_rows(w, rows);
-#elif !INFERPLANE_HAS_AVX512_BF16
+#elif !INFERPLANE_HAS_AVX512_VNNI
   if (rows.num_rows >= kManyWidenedRows) return multiply_widened_rows(w, rows);
 #endif
   multiply_few_rows(w, rows);

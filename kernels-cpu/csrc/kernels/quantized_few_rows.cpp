@@ -1,7 +1,10 @@
-// Few rows of activations times a quantized matrix, in whole numbers: activations become fixed point of 16 bits with a
-// scale for each unit of columns, a unit's products are summed exactly, and the sums of units as float32. With VNNI the
-// high and the low bytes of the activations are multiplied one by one by the codes, which are bytes then; else both are
-// 16-bit numbers. Every code is read once for up to kMaxRows rows: a stream.
+// Rows of activations times a quantized matrix, in whole numbers: activations become fixed point of 16 bits with a scale
+// for each unit of columns, a unit's products are summed exactly, and the sums of units as float32. With VNNI the high and
+// the low bytes of the activations are multiplied one by one by the codes, which are bytes then; else both are 16-bit
+// numbers. Every code is read once for up to kMaxRows rows: a stream. For many rows that is the quickest way with VNNI and
+// without AMX; else they have sources of their own.
+#include <type_traits>
+
 #include "kernel.h"
 #include "quantized.h"
 
@@ -10,7 +13,9 @@ namespace {
 
 #if INFERPLANE_HAS_AVX512
 constexpr int kLanes = 16;
-constexpr int kMaxRows = 8;
+// Rows and strips that are multiplied at once: where four columns take an instruction, reading activations would take
+// as long, and is done for two strips together.
+constexpr int kMaxRows = INFERPLANE_HAS_AVX512_VNNI ? 4 : 8, kStripsAtOnce = INFERPLANE_HAS_AVX512_VNNI ? 2 : 1;
 using Ints = __m512i;
 using Floats = __m512;
 inline Ints load_codes(const uint8_t* from) { return _mm512_load_si512(from); }
@@ -21,10 +26,10 @@ inline Ints pair_of(Ints words) {
   if constexpr (kShift + kBits < 16) words = _mm512_and_si512(words, _mm512_set1_epi16(kMask));
   return words;
 }
-inline Ints add_products(Ints sum, Ints codes, int32_t pair) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(codes, _mm512_set1_epi32(pair)));
+inline Ints add_products(Ints sum, Ints codes, Ints pair) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(codes, pair));
 }
-#if INFERPLANE_HAS_AVX512_BF16
+#if INFERPLANE_HAS_AVX512_VNNI
 // Codes of a part of each word as bytes, and their products with the bytes of a plane of activations.
 template <int kPart, int kBits>
 inline Ints bytes_of(Ints words) {
@@ -32,8 +37,8 @@ inline Ints bytes_of(Ints words) {
   if constexpr (kPart > 0) words = _mm512_srli_epi16(words, 4);
   return _mm512_and_si512(words, _mm512_set1_epi8(15));
 }
-inline Ints add_byte_products(Ints sum, Ints codes, int32_t four) {
-  return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+inline Ints add_byte_products(Ints sum, Ints codes, Ints fours) {
+  return _mm512_dpbusd_epi32(sum, codes, fours);
 }
 inline Ints join_planes(Ints high, Ints low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 #endif
@@ -51,7 +56,7 @@ inline Floats load_scales(const uint8_t* from) {
 inline void store_floats(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 #else
 constexpr int kLanes = 8;
-constexpr int kMaxRows = 4;
+constexpr int kMaxRows = 4, kStripsAtOnce = 1;
 using Ints = __m256i;
 using Floats = __m256;
 inline Ints load_codes(const uint8_t* from) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(from)); }
@@ -62,8 +67,8 @@ inline Ints pair_of(Ints words) {
   if constexpr (kShift + kBits < 16) words = _mm256_and_si256(words, _mm256_set1_epi16(kMask));
   return words;
 }
-inline Ints add_products(Ints sum, Ints codes, int32_t pair) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, _mm256_set1_epi32(pair)));
+inline Ints add_products(Ints sum, Ints codes, Ints pair) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, pair));
 }
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints all_ints(int32_t value) { return _mm256_set1_epi32(value); }
@@ -79,7 +84,7 @@ inline Floats load_scales(const uint8_t* from) {
 inline void store_floats(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 #endif
 
-#if INFERPLANE_HAS_AVX512_BF16
+#if INFERPLANE_HAS_AVX512_VNNI
 constexpr bool kInBytes = true;
 constexpr float kLargest = 127 * 256 + 127;  // whose high byte is 127
 #else
@@ -117,12 +122,11 @@ struct FixedRows {
   }
 };
 
-#if INFERPLANE_HAS_AVX512_BF16
+#if INFERPLANE_HAS_AVX512_VNNI
 // Writes 32 values in the order in which the bytes of words of codes meet them; returns their sum.
-inline int32_t store_bytes(int bits, const float* wide, float inverse, uint8_t* out) {
-  __m512 factor = _mm512_set1_ps(inverse);
-  __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(wide), factor));
-  __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(wide + 16), factor));
+inline int32_t store_fixed(int bits, Vec low16, Vec high16, float inverse, uint8_t* out) {
+  __m512i first = _mm512_cvtps_epi32((low16 * all_of(inverse)).all);
+  __m512i second = _mm512_cvtps_epi32((high16 * all_of(inverse)).all);
   __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(first)),
                                       _mm512_cvtepi32_epi16(second), 1);
   __m256i high = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_add_epi16(values, _mm512_set1_epi16(128)), 8));
@@ -144,36 +148,53 @@ inline int32_t store_bytes(int bits, const float* wide, float inverse, uint8_t* 
 }
 #endif
 
+// The largest magnitude, as bits, which order as magnitudes do: not a number is above infinity.
+inline uint32_t largest_of(Vec a, Vec b) {
+#if INFERPLANE_HAS_AVX512
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a.all), magnitude),
+                                                  _mm512_and_si512(_mm512_castps_si512(b.all), magnitude)));
+#else
+  float values[32];
+  store_both(values, a, b);
+  uint32_t largest = 0, bits[32];
+  std::memcpy(bits, values, sizeof bits);
+  for (uint32_t each : bits) {
+    uint32_t magnitude = each & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+#endif
+}
+
 template <class X>
 void fix_row(const QuantizedMatrix& w, const X* x, const FixedRow& out) {
   for (int unit = 0; unit < w.num_units; ++unit) {
-    alignas(64) float wide[32];
     int64_t begin = int64_t(unit) * w.unit;
     int size = int(w.in_features - begin < w.unit ? w.in_features - begin : w.unit);
-    for (int at = 0; at < 32; at += 16)
-      store(wide + at, size - at >= 16 ? load(x + begin + at) : load(x + begin + at, size > at ? size - at : 0));
-    uint32_t largest = 0, bits[32];  // of magnitudes, which order as their bits do
-    std::memcpy(bits, wide, sizeof bits);
-    for (uint32_t each : bits) {
-      uint32_t magnitude = each & 0x7fffffff;
-      largest = magnitude > largest ? magnitude : largest;
-    }
+    auto sixteen = [&](int at) {
+      return size - at >= 16 ? load(x + begin + at) : size > at ? load(x + begin + at, size - at) : all_of(0);
+    };
+    Vec first = sixteen(0), second = sixteen(16);
+    uint32_t largest = largest_of(first, second);
     float scale;
     std::memcpy(&scale, &largest, 4);
     scale *= 1 / kLargest;
     float inverse = scale > 1e-37f ? 1 / scale : 0;  // below, it would overflow
-    int32_t sum = 0;
-    int16_t* values = out.values + begin;
     if (largest >= 0x7f800000) {  // infinite or not a number, which the result has to be as well
       scale = __builtin_nanf("");
       inverse = 0;
-      for (int i = 0; i < 32; ++i) wide[i] = 0;
+      first = second = all_of(0);
     }
-#if INFERPLANE_HAS_AVX512_BF16
-    sum = store_bytes(w.bits, wide, inverse, reinterpret_cast<uint8_t*>(values));
+    int16_t* values = out.values + begin;
+#if INFERPLANE_HAS_AVX512_VNNI
+    int32_t sum = store_fixed(w.bits, first, second, inverse, reinterpret_cast<uint8_t*>(values));
 #else
+    float wide[32];
+    store_both(wide, first * all_of(inverse), second * all_of(inverse));
+    int32_t sum = 0;
     for (int i = 0; i < w.unit; ++i) {
-      auto value = int32_t(__builtin_rintf(wide[i] * inverse));
+      auto value = int32_t(__builtin_rintf(wide[i]));
       values[i] = int16_t(value);
       sum += value;
     }
@@ -184,119 +205,138 @@ void fix_row(const QuantizedMatrix& w, const X* x, const FixedRow& out) {
   }
 }
 
+// kLanes rows of kStripsAtOnce strips. out: [strips][kRowsAtOnce][kStrip].
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum, int kRows>
-void multiply_lanes(const QuantizedMatrix& w, const uint8_t* strip, int first_lane, const FixedRow* rows, float* out) {
-  constexpr int kColumns = 32 / kBits;
+void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int first_lane, const FixedRow* rows,
+                    float* out) {
+  constexpr int kColumns = 32 / kBits, kWords = kUnit / kColumns;
   [[maybe_unused]] constexpr int kParts = 8 / kBits;
   constexpr int kChains = kInBytes || kRows <= 2 ? 2 : 1;
   constexpr int kScaleBytes = kIsWide ? 4 : 2;
-  const uint8_t* codes = strip + first_lane * 4;
-  const uint8_t* scales = strip + w.scale_offset + first_lane * kScaleBytes;
-  const uint8_t* minimums = strip + w.minimum_offset + first_lane * kScaleBytes;
-  constexpr int kWords = kUnit / kColumns;
+  const uint8_t* codes[kStripsAtOnce];
+  for (int s = 0; s < kStripsAtOnce; ++s) codes[s] = strips[s] + first_lane * 4;
+  int64_t scales = w.scale_offset + first_lane * kScaleBytes, minimums = w.minimum_offset + first_lane * kScaleBytes;
   int units_per_group = w.group / kUnit, left = 0;
-  Floats total[kRows], scale = all_floats(0), minimum = all_floats(0);
-  for (int row = 0; row < kRows; ++row) total[row] = all_floats(0);
+  Floats total[kStripsAtOnce][kRows], scale[kStripsAtOnce], minimum[kStripsAtOnce];
+  for (int s = 0; s < kStripsAtOnce; ++s) {
+    scale[s] = minimum[s] = all_floats(0);
+    for (int row = 0; row < kRows; ++row) total[s][row] = all_floats(0);
+  }
   const int16_t* x[kRows];
   for (int row = 0; row < kRows; ++row) x[row] = rows[row].values;
   for (int unit = 0; unit < w.num_units; ++unit) {
     if (left == 0) {
-      scale = load_scales<kIsWide>(scales);
-      scales += kStrip * kScaleBytes;
-      if (kHasMinimum) {
-        minimum = load_scales<kIsWide>(minimums);
-        minimums += kStrip * kScaleBytes;
+      for (int s = 0; s < kStripsAtOnce; ++s) {
+        scale[s] = load_scales<kIsWide>(strips[s] + scales);
+        if (kHasMinimum) minimum[s] = load_scales<kIsWide>(strips[s] + minimums);
       }
+      scales += kStrip * kScaleBytes;
+      minimums += kStrip * kScaleBytes;
       left = units_per_group;
     }
     --left;
-    Ints sum[kRows][kChains];
-    for (int row = 0; row < kRows; ++row)
-      for (int chain = 0; chain < kChains; ++chain)
-        sum[row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
+    Ints sum[kStripsAtOnce][kRows][kChains];
+    for (int s = 0; s < kStripsAtOnce; ++s)
+      for (int row = 0; row < kRows; ++row)
+        for (int chain = 0; chain < kChains; ++chain)
+          sum[s][row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
     if constexpr (kRows <= kMostFetchingRows) {
       if (first_lane == 0)
-        for (int at = 0; at < kWords * kStrip * 4; at += 64) _mm_prefetch(codes + kFetchAhead + at, _MM_HINT_T0);
+        for (int s = 0; s < kStripsAtOnce; ++s)
+          for (int at = 0; at < kWords * kStrip * 4; at += 64) _mm_prefetch(codes[s] + kFetchAhead + at, _MM_HINT_T0);
     }
 #pragma GCC unroll 8
     for (int word = 0; word < kWords; ++word) {
-      Ints packed = load_codes(codes + word * kStrip * 4);
+      Ints packed[kStripsAtOnce];
+      for (int s = 0; s < kStripsAtOnce; ++s) packed[s] = load_codes(codes[s] + word * kStrip * 4);
       auto activations = [&](int row, int index) {
         int32_t found;
         std::memcpy(&found, x[row] + word * kColumns + 2 * index, 4);
-        return found;
+        return all_ints(found);
       };
-#if INFERPLANE_HAS_AVX512_BF16
-      auto add_part = [&](Ints part, int index) {
+#if INFERPLANE_HAS_AVX512_VNNI
+      auto add_part = [&](auto part) {
+        constexpr int kPart = decltype(part)::value;
+        Ints bytes[kStripsAtOnce];
+        for (int s = 0; s < kStripsAtOnce; ++s) bytes[s] = bytes_of<kPart, kBits>(packed[s]);
         for (int row = 0; row < kRows; ++row) {
-          sum[row][0] = add_byte_products(sum[row][0], part, activations(row, kParts + index));
-          sum[row][1] = add_byte_products(sum[row][1], part, activations(row, index));
+          Ints low = activations(row, kParts + kPart), high = activations(row, kPart);
+          for (int s = 0; s < kStripsAtOnce; ++s) {
+            sum[s][row][0] = add_byte_products(sum[s][row][0], bytes[s], low);
+            sum[s][row][1] = add_byte_products(sum[s][row][1], bytes[s], high);
+          }
         }
       };
-      add_part(bytes_of<0, kBits>(packed), 0);
-      if constexpr (kParts == 2) add_part(bytes_of<1, kBits>(packed), 1);
+      add_part(std::integral_constant<int, 0>{});
+      if constexpr (kParts == 2) add_part(std::integral_constant<int, 1>{});
 #else
-      auto add_pair = [&](Ints pair, int index) {
-        for (int row = 0; row < kRows; ++row) {
-          Ints& chain = sum[row][index % kChains];
-          chain = add_products(chain, pair, activations(row, index));
+      auto add_pair = [&](auto pair) {
+        constexpr int kIndex = decltype(pair)::value;
+        for (int s = 0; s < kStripsAtOnce; ++s) {
+          Ints codes_of_pair = pair_of<kIndex * kBits, kBits>(packed[s]);
+          for (int row = 0; row < kRows; ++row) {
+            Ints& chain = sum[s][row][kIndex % kChains];
+            chain = add_products(chain, codes_of_pair, activations(row, kIndex));
+          }
         }
       };
-      add_pair(pair_of<0, kBits>(packed), 0);
-      add_pair(pair_of<kBits, kBits>(packed), 1);
+      add_pair(std::integral_constant<int, 0>{});
+      add_pair(std::integral_constant<int, 1>{});
       if constexpr (kBits == 4) {
-        add_pair(pair_of<2 * kBits, kBits>(packed), 2);
-        add_pair(pair_of<3 * kBits, kBits>(packed), 3);
+        add_pair(std::integral_constant<int, 2>{});
+        add_pair(std::integral_constant<int, 3>{});
       }
 #endif
     }
-    codes += kWords * kStrip * 4;
+    for (int s = 0; s < kStripsAtOnce; ++s) codes[s] += kWords * kStrip * 4;
     for (int row = 0; row < kRows; ++row) x[row] += kUnit;
-    for (int row = 0; row < kRows; ++row) {
-#if INFERPLANE_HAS_AVX512_BF16
-      Ints all = join_planes(sum[row][1], sum[row][0]);
+    for (int s = 0; s < kStripsAtOnce; ++s)
+      for (int row = 0; row < kRows; ++row) {
+        Ints* chains = sum[s][row];
+#if INFERPLANE_HAS_AVX512_VNNI
+        Ints all = join_planes(chains[1], chains[0]);
 #else
-      Ints all = kChains == 1 ? sum[row][0] : add(sum[row][0], sum[row][kChains - 1]);
+        Ints all = kChains == 1 ? chains[0] : add(chains[0], chains[kChains - 1]);
 #endif
-      total[row] = multiply_add(as_floats(all), multiply(scale, all_floats(rows[row].scale[unit])), total[row]);
-      if (kHasMinimum) total[row] = multiply_add(minimum, all_floats(rows[row].sum[unit]), total[row]);
-    }
+        total[s][row] =
+            multiply_add(as_floats(all), multiply(scale[s], all_floats(rows[row].scale[unit])), total[s][row]);
+        if (kHasMinimum) total[s][row] = multiply_add(minimum[s], all_floats(rows[row].sum[unit]), total[s][row]);
+      }
   }
-  for (int row = 0; row < kRows; ++row) store_floats(out + row * kStrip + first_lane, total[row]);
+  for (int s = 0; s < kStripsAtOnce; ++s)
+    for (int row = 0; row < kRows; ++row)
+      store_floats(out + (s * kRowsAtOnce + row) * kStrip + first_lane, total[s][row]);
 }
 
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum>
-void multiply_strip(const QuantizedMatrix& w, const uint8_t* strip, const FixedRow* rows, int num_rows, float* out) {
+void multiply_strips(const QuantizedMatrix& w, const uint8_t* const* strips, const FixedRow* rows, int num_rows,
+                     float* out) {
   while (num_rows > 0) {
-    int taken = num_rows >= 8 && kMaxRows == 8 ? 8 : num_rows >= 4 ? 4 : num_rows;
-    for (int lane = 0; lane < kStrip; lane += kLanes) {
-      if (taken == 8)
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kMaxRows>(w, strip, lane, rows, out);
-      else if (taken == 4)
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 4>(w, strip, lane, rows, out);
-      else if (taken == 3)
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 3>(w, strip, lane, rows, out);
-      else if (taken == 2)
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 2>(w, strip, lane, rows, out);
-      else
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 1>(w, strip, lane, rows, out);
-    }
+    int taken = num_rows < kMaxRows ? num_rows : kMaxRows;
+    if (taken > 4 && taken < kMaxRows) taken = 4;
+    for (int lane = 0; lane < kStrip; lane += kLanes) switch (taken) {
+        case 1: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 1>(w, strips, lane, rows, out); break;
+        case 2: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 2>(w, strips, lane, rows, out); break;
+        case 3: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 3>(w, strips, lane, rows, out); break;
+        case 4: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 4>(w, strips, lane, rows, out); break;
+        default: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kMaxRows>(w, strips, lane, rows, out);
+      }
     rows += taken;
     out += taken * kStrip;
     num_rows -= taken;
   }
 }
 
-using MultiplyStrip = void (*)(const QuantizedMatrix&, const uint8_t*, const FixedRow*, int, float*);
+using MultiplyStrips = void (*)(const QuantizedMatrix&, const uint8_t* const*, const FixedRow*, int, float*);
 
 template <int kBits, int kUnit>
-MultiplyStrip of_scales(const QuantizedMatrix& w) {
+MultiplyStrips of_scales(const QuantizedMatrix& w) {
   if (w.scale_bytes == 2)
-    return w.has_minimum ? multiply_strip<kBits, kUnit, false, true> : multiply_strip<kBits, kUnit, false, false>;
-  return w.has_minimum ? multiply_strip<kBits, kUnit, true, true> : multiply_strip<kBits, kUnit, true, false>;
+    return w.has_minimum ? multiply_strips<kBits, kUnit, false, true> : multiply_strips<kBits, kUnit, false, false>;
+  return w.has_minimum ? multiply_strips<kBits, kUnit, true, true> : multiply_strips<kBits, kUnit, true, false>;
 }
 
-MultiplyStrip strip_function(const QuantizedMatrix& w) {
+MultiplyStrips strips_function(const QuantizedMatrix& w) {
   if (w.bits == 4) return w.unit == 32 ? of_scales<4, 32>(w) : of_scales<4, 16>(w);
   return w.unit == 32 ? of_scales<8, 32>(w) : of_scales<8, 16>(w);
 }
@@ -314,21 +354,29 @@ void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& x) {
     for (int64_t row = 0; row < x.num_rows; ++row) fix(row);
   else
     parallel(int(x.num_rows), [&](int row, int) { fix(row); });
-  MultiplyStrip multiply_strip = strip_function(w);
-  int num_strips = x.num_strips(w);
+  MultiplyStrips multiply_strips = strips_function(w);
+  int num_strips = x.num_strips(w), step = x.is_gated ? 1 : kStripsAtOnce;
   int num_tasks = 4 * num_threads() < num_strips ? 4 * num_threads() : num_strips;
   parallel(num_tasks, [&](int task, int) {
     int begin = int(int64_t(num_strips) * task / num_tasks), end = int(int64_t(num_strips) * (task + 1) / num_tasks);
-    for (int64_t first = 0; first < x.num_rows; first += kRowsAtOnce) {
-      int taken = int(x.num_rows - first < kRowsAtOnce ? x.num_rows - first : kRowsAtOnce);
+    for (int64_t first_row = 0; first_row < x.num_rows; first_row += kRowsAtOnce) {
+      int taken = int(x.num_rows - first_row < kRowsAtOnce ? x.num_rows - first_row : kRowsAtOnce);
       FixedRow rows[kRowsAtOnce];
-      for (int row = 0; row < taken; ++row) rows[row] = fixed.row(first + row);
-      for (int strip = begin; strip < end; ++strip) {
+      for (int row = 0; row < taken; ++row) rows[row] = fixed.row(first_row + row);
+      for (int strip = begin; strip < end; strip += step) {
         constexpr int kSums = kRowsAtOnce * kStrip;
         alignas(64) float sums[2 * kSums];
-        for (int which = 0; which < x.strips_each(); ++which)
-          multiply_strip(w, w.strips + (strip + which * num_strips) * w.strip_bytes, rows, taken, sums + which * kSums);
-        for (int row = 0; row < taken; ++row) x.write(w, first + row, strip, sums + row * kStrip, kSums, nullptr);
+        // of the result one and, unless there is none, its neighbour; or the gate's and the value's
+        int last = strip + step <= end ? strip + step - 1 : strip;
+        int of_matrix[2] = {strip, x.is_gated ? strip + num_strips : last};
+        for (int first = 0; first < (x.is_gated ? 2 : step); first += kStripsAtOnce) {
+          const uint8_t* strips[kStripsAtOnce];
+          for (int s = 0; s < kStripsAtOnce; ++s) strips[s] = w.strips + of_matrix[first + s] * w.strip_bytes;
+          multiply_strips(w, strips, rows, taken, sums + first * kSums);
+        }
+        for (int row = 0; row < taken; ++row)
+          for (int done = strip; done <= last; ++done)
+            x.write(w, first_row + row, done, sums + (done - strip) * kSums + row * kStrip, kSums, nullptr);
       }
     }
   });

@@ -7,7 +7,7 @@
 #include "linear_columns.h"
 #include "quantized.h"
 
-#if !INFERPLANE_HAS_AVX512_BF16
+#if !INFERPLANE_HAS_AVX512_VNNI
 
 namespace inferplane::INFERPLANE_LEVEL {
 namespace {

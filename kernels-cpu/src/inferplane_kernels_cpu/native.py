@@ -14,7 +14,7 @@ from typing import Any
 
 import inferplane_kernels_cpu
 
-LEVELS = ("avx2", "avx512", "avx512_bf16", "amx")
+LEVELS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """Sets of instructions by rising ability; each has all of the ones before it. Every kernel exists for each."""
 
 LEVEL_VARIABLE = "INFERPLANE_CPU_ISA"

@@ -1,8 +1,8 @@
 """Products with a matrix that stays quantized: whole numbers of 4 or 8 bits, and a scale for each group of columns.
 
 Activations are float32 or bfloat16, and products are of whole numbers: activations in 16-bit fixed point. Of few rows
-each 32 neighbours have a scale, and every code is read once and multiplied as it is; for many, where the processor has
-AMX, strips of the matrix become 16-bit numbers with a scale for each row, in cache.
+each 32 neighbours have a scale, and every code is read once and multiplied as it is; so it is of many with VNNI. With
+AMX, strips of the matrix become 16-bit numbers with a scale for each row, in cache; and without either, floats.
 """
 
 from __future__ import annotations
