@@ -52,9 +52,11 @@ def check(
     q, k, v = parts
     if has_norm:
         q, k = norm(q, weights[0]), norm(k, weights[1])
-    assert_close(out, rotate(q, positions, table))
+    # the interpreter cuts bfloat16 off where it should round, and of normed numbers twice
+    tolerance = 1.6e-2 if dtype == torch.bfloat16 and device.type == "cpu" else None
+    assert_close(out, rotate(q, positions, table), tolerance)
     stored = kv.transpose(1, 2).flatten(0, 1)
-    assert_close(stored[slots, 0], rotate(k, positions, table))
+    assert_close(stored[slots, 0], rotate(k, positions, table), tolerance)
     assert torch.equal(stored[slots, 1].double(), v)
     untouched = torch.ones(len(stored), dtype=torch.bool, device=device)
     untouched[slots] = False
