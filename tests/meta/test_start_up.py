@@ -18,7 +18,7 @@ MAX_YARDSTICKS = 2.5
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """The caller's, with bytecode kept, as on a user's machine: compiling our source on each start is not to be timed."""
+    """With bytecode kept, as on a user's machine: compiling our source on each start is not to be timed."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
 
