@@ -26,7 +26,9 @@ def environment(tmp_path_factory) -> dict[str, str]:
 def processor_s(arguments: list[str], environment: dict[str, str]) -> float:
     """Processor seconds of one run: where cores are shared, wall time says little."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert arguments is not HELP or "serve" in done.stdout
