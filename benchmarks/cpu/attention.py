@@ -127,7 +127,7 @@ def measure(model: str, case: Case, dtype: torch.dtype, repeats: int) -> dict[st
         times["read"].append(seconds(layers.read, turn + 1))
         times["torch"].append(seconds(layers.torchs, turn + 2))
         start = time.perf_counter()
-        done = spin(64, 500)
+        done = spin(64, 8000)
         times["peak"].append((time.perf_counter() - start) / done)
     ours, torchs, read, per_operation = (min(times[key]) for key in times)
     num_heads, _, head_dim = MODELS[model]

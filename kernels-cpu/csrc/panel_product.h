@@ -1,6 +1,8 @@
 // C += A B for a few rows of A and panels of B (kv_tiles.h), in registers or AMX tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "amx.h"
 #include "kv_tiles.h"
 
@@ -28,10 +30,14 @@ template <>
 inline constexpr bool kSplits<half> = true;
 #endif
 
+// Whether numbers are widened to floats before many rows are multiplied by them, rather than for each few of the rows.
+template <class T>
+constexpr bool kWidens = sizeof(T) == 2 && std::is_same_v<Left<T>, float> && !kSplits<T>;
+
 // Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
 // numbers, of which those beyond the depth are 0. The more rows, the less it costs to split what they are multiplied by.
 template <class T>
-constexpr int kMostRows = kSplits<T> ? 128 : 32;
+constexpr int kMostRows = kSplits<T> ? 128 : kWidens<T> ? 48 : 32;
 
 // The right matrix: `num_parts` parts one below the other, each `depth` deep (a multiple of 16) and all as wide.
 struct Right {
@@ -44,47 +50,65 @@ struct Right {
 };
 
 
+// Column `at` of the left of each row, or a pair of columns, times what lies in rows `at` of the right's panels.
+template <class T, int kRows, int kPanels>
+inline void add_column(const Left<T>* left, int a_stride, const T* right, int panel_stride, Vec (&sums)[kRows][kPanels]) {
+#if INFERPLANE_HAS_AVX512_BF16
+  if constexpr (kPair<T> == 2) {
+    __m512bh columns[kPanels];
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel)
+      columns[panel] = (__m512bh)_mm512_loadu_si512(right + panel * panel_stride);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      int pair;
+      std::memcpy(&pair, left + row * a_stride, 4);
+      __m512bh factors = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel)
+        sums[row][panel].all = _mm512_dpbf16_ps(sums[row][panel].all, factors, columns[panel]);
+    }
+    return;
+  }
+#endif
+#pragma GCC unroll 2
+  for (int half = 0; half < kPair<T>; ++half) {
+    Vec columns[kPanels];
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const T* from = right + panel * panel_stride;
+      if constexpr (kPair<T> == 1)
+        columns[panel] = load(from);
+      else
+        columns[panel] = half == 0 ? load_even(from) : load_odd(from);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      Vec factor = all_of(float(left[row * a_stride + half]));
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) sums[row][panel] = fma(factor, columns[panel], sums[row][panel]);
+    }
+  }
+}
+
 template <class T, int kRows, int kPanels>
 inline void multiply_block(const Left<T>* a, int a_stride, const Right& b, int first_panel, float* c, int c_stride,
                            bool adds) {
   Vec sums[kRows][kPanels];
+#pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel)
       sums[row][panel] = adds ? load(c + row * c_stride + panel * 16) : all_of(0);
   for (int part = 0; part < b.num_parts; ++part) {
     const T* right = static_cast<const T*>(b.parts[part]) + first_panel * b.panel_stride;
     const Left<T>* left = a + b.left_at(part);
-    for (int at = 0; at < b.depth; at += kPair<T>) {
-#pragma GCC unroll 4
-      for (int panel = 0; panel < kPanels; ++panel) {
-        const T* from = right + panel * b.panel_stride + at * 16;
-        if constexpr (kPair<T> == 1) {
-          Vec column = load(from);
-#pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row)
-            sums[row][panel] = fma(all_of(left[row * a_stride + at]), column, sums[row][panel]);
-        } else {
-#if INFERPLANE_HAS_AVX512_BF16
-          __m512bh columns = (__m512bh)_mm512_loadu_si512(from);
-#pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row) {
-            int pair;
-            std::memcpy(&pair, left + row * a_stride + at, 4);
-            sums[row][panel].all = _mm512_dpbf16_ps(sums[row][panel].all, (__m512bh)_mm512_set1_epi32(pair), columns);
-          }
-#else
-          Vec even = load_even(from), odd = load_odd(from);
-#pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row) {
-            sums[row][panel] = fma(all_of(left[row * a_stride + at]), even, sums[row][panel]);
-            sums[row][panel] = fma(all_of(left[row * a_stride + at + 1]), odd, sums[row][panel]);
-          }
-#endif
-        }
-      }
-    }
+    for (int at = 0; at < b.depth; at += kPair<T>)
+      add_column<T>(left + at, a_stride, right + at * 16, b.panel_stride, sums);
   }
+#pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel) store(c + row * c_stride + panel * 16, sums[row][panel]);
 }
 
@@ -200,6 +224,19 @@ inline void split_panels(const half* from, int size, bf16* high, bf16* low) {
 
 #endif
 
+// Panels as they are stored, as panels of floats.
+template <class T>
+inline void widen_panels(const T* from, int size, float* to) {
+  for (int at = 0; at < size; at += 16 * kPair<T>) {
+    if constexpr (kPair<T> == 2) {
+      store(to + at, load_even(from + at));
+      store(to + at + 16, load_odd(from + at));
+    } else {
+      store(to + at, load(from + at));
+    }
+  }
+}
+
 // c: [num_rows, 16 * num_panels], a: [num_rows, num_parts * depth], at most kMostRows. Rows of c up to the next multiple
 // of 16 may be overwritten. With AMX the caller keeps `Tiles` alive.
 template <class T>
@@ -213,13 +250,16 @@ inline void multiply(int num_rows, const Left<T>* a, int a_stride, const Right& 
     return;
   }
 #endif
-  constexpr int kRows = INFERPLANE_HAS_AVX512 ? 4 : 2;  // as many sums as there are registers for
+  // as many sums as there are registers for, beside what is widened
+  constexpr int kRows = !INFERPLANE_HAS_AVX512 ? 2 : std::is_same_v<T, float> ? 6 : 4;
   int row = 0;
   for (; row + kRows <= num_rows; row += kRows)
     multiply_rows<T, kRows>(a + row * a_stride, a_stride, b, c + row * c_stride, c_stride, adds);
   a += row * a_stride;
   c += row * c_stride;
   switch (num_rows - row) {
+    case 5: return multiply_rows<T, 5>(a, a_stride, b, c, c_stride, adds);
+    case 4: return multiply_rows<T, 4>(a, a_stride, b, c, c_stride, adds);
     case 3: return multiply_rows<T, 3>(a, a_stride, b, c, c_stride, adds);
     case 2: return multiply_rows<T, 2>(a, a_stride, b, c, c_stride, adds);
     case 1: return multiply_rows<T, 1>(a, a_stride, b, c, c_stride, adds);

@@ -7,7 +7,8 @@
 // request's result does not depend on what else is in the step, or on the number of threads.
 //
 // With AMX, many rows by keys and values of float16 are multiplied in halves, a high and a low bfloat16 number each: high
-// by high, low by high and high by low are one product of three times the depth.
+// by high, low by high and high by low are one product of three times the depth. Without instructions for what is stored,
+// keys and values become floats, two tiles at a time, which stay in the first-level cache for all rows.
 #include <type_traits>
 
 #include "attention_step.h"
@@ -19,7 +20,8 @@ namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
 constexpr int kTilesPerChunk = kChunk / kTile;
-constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are done sooner as they are
+constexpr int kManyRows = 8;    // from here on it pays to split or to widen keys and values for all of them
+constexpr int kWidenedTiles = 2;  // at a time
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
 
@@ -115,7 +117,8 @@ class Attention {
     float* scores;
     Softmax softmax;
     T* tiles;
-    bf16* halves;  // of a tile's keys, and of the values of all tiles of a chunk: high, then low
+    bf16* halves;    // of a tile's keys, and of the values of all tiles of a chunk: high, then low
+    float* widened;  // keys, or values, of kWidenedTiles
   };
 
   size_t workspace_bytes() const {
@@ -138,6 +141,7 @@ class Attention {
     take(space.softmax.weights, kMostRows<T>);
     take(space.tiles, (kv_.is_tiled() ? 1 : kTilesPerChunk) * 2 * kv_.tile_size());
     if (kSplits<T>) take(space.halves, (kTilesPerChunk + 1) * 2 * kv_.tile_size());
+    if (kWidens<T>) take(space.widened, kWidenedTiles * kv_.tile_size());
     return at;
   }
 
@@ -145,7 +149,7 @@ class Attention {
     Workspace space;
     lay_out(memory, space);
     Softmax& softmax = space.softmax;
-    bool splits = kSplits<T> && item.num_rows >= kFewestSplitRows;
+    bool splits = kSplits<T> && item.num_rows >= kManyRows, widens = kWidens<T> && item.num_rows >= kManyRows;
     if constexpr (kSplits<T>) {
       if (splits) this->split_queries(item, head, space);
     }
@@ -161,7 +165,10 @@ class Attention {
       if constexpr (kSplits<T>) {
         if (splits) this->attend_split_chunk(item, head, first, end, is_first, space);
       }
-      if (!splits) attend_chunk(item, head, first, end, is_first, space);
+      if constexpr (kWidens<T>) {
+        if (widens) this->attend_widened_chunk(item, head, first, end, is_first, space);
+      }
+      if (!splits && !widens) attend_chunk(item, head, first, end, is_first, space);
       first = end;
     }
     if (item.num_pieces == 1)
@@ -229,6 +236,36 @@ class Attention {
         .weigh(space.softmax, is_first, [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
     Right columns{values, num_tiles, kTile, padded_dim_ / 16, 16 * kTile, num_tiles};
     multiply<T>(item.num_rows, space.weights, kChunk, columns, space.softmax.sums, padded_dim_, !is_first);
+  }
+
+  // The same of keys and values as floats.
+  void attend_widened_chunk(const Item& item, int head, int first, int end, bool is_first,
+                            const Workspace& space) const {
+    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    int num_tiles = (end - first + kTile - 1) / kTile, size = kv_.tile_size();
+    const void *values[kTilesPerChunk], *wide[kWidenedTiles];
+    for (int i = 0; i < kWidenedTiles; ++i) wide[i] = space.widened + i * size;
+    for (int tile = 0; tile < num_tiles; tile += kWidenedTiles) {
+      int taken = num_tiles - tile < kWidenedTiles ? num_tiles - tile : kWidenedTiles;
+      for (int i = 0; i < taken; ++i) {
+        T* scratch = space.tiles + (kv_.is_tiled() ? 0 : (tile + i) * 2 * size);
+        Tile found = kv_.tile(blocks, head, first + (tile + i) * kTile, item.first_seen, end, scratch);
+        values[tile + i] = found.values;
+        widen_panels(static_cast<const T*>(found.keys), size, space.widened + i * size);
+      }
+      multiply<float>(item.num_rows, space.queries, left_stride_, {wide, 1, padded_dim_, 2 * taken, 16 * padded_dim_, 1},
+                      space.scores + tile * kTile, kChunk, false);
+    }
+    scores(item, first, num_tiles * kTile, space)
+        .weigh(space.softmax, is_first, [&](int row) { return PlainWeights<T>{space.weights + row * kChunk}; });
+    for (int tile = 0; tile < num_tiles; tile += kWidenedTiles) {
+      int taken = num_tiles - tile < kWidenedTiles ? num_tiles - tile : kWidenedTiles;
+      for (int i = 0; i < taken; ++i)
+        widen_panels(static_cast<const T*>(values[tile + i]), size, space.widened + i * size);
+      multiply<float>(item.num_rows, space.weights + tile * kTile, kChunk,
+                      {wide, taken, kTile, padded_dim_ / 16, 16 * kTile, taken}, space.softmax.sums, padded_dim_,
+                      tile > 0 || !is_first);
+    }
   }
 
 #if INFERPLANE_HAS_AMX
