@@ -13,6 +13,9 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 MATRIX_DTYPES = [torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
 """Half-precision dtypes that `tl.dot` can be tested with: the interpreter multiplies the bit patterns of bfloat16."""
 
+SLOW_WHEN_INTERPRETED = [] if torch.cuda.is_available() else [pytest.mark.slow]
+"""Marks of a case that a quick run on the host leaves out: what it adds to the others is no branch of its own."""
+
 
 def exact_in_fp8(*shape: int, device: torch.device) -> torch.Tensor:
     """Random float32 numbers that e4m3 represents.

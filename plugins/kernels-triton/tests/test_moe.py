@@ -19,7 +19,7 @@ from inferplane_kernels_triton.moe_one_token import OneTokenConfig
 from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.moe_sort import sort_by_expert
 from int4_weights import drawn_int4
-from kernel_checks import MATRIX_DTYPES, assert_close, gpu
+from kernel_checks import MATRIX_DTYPES, SLOW_WHEN_INTERPRETED, assert_close, gpu
 
 SMALL = ExpertsConfig(16, 16, 32, 4, 1)
 ALPHA, LIMIT = 1.702, 1.0
@@ -170,8 +170,16 @@ BLOCKS = [(1, None), (8, 32), (16, 16), (1, 48)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("num_tokens", [1, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"),
+    [
+        pytest.param(1, torch.float32, marks=SLOW_WHEN_INTERPRETED),
+        (20, torch.float32),
+        (1, torch.float16),
+        (20, torch.float16),
+    ],
+    ids=str,
+)
 def test_codes(num_tokens: int, block: tuple[int, int | None], dtype: torch.dtype, device: torch.device):
     """Rows that end within a block, and several blocks in a tile or the other way round."""
     check(num_tokens, (4, 2, 72, 40), dtype, device, SMALL, **in_eight_bits(block))
@@ -194,7 +202,7 @@ def test_types_of_codes(coded_dtype: torch.dtype, device: torch.device):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("first_expert", [0, 4])
+@pytest.mark.parametrize("first_expert", [pytest.param(0, marks=SLOW_WHEN_INTERPRETED), 4])
 def test_codes_of_a_single_token(first_expert: int, block: tuple[int, int | None], device: torch.device):
     check(
         1, (4, 3, 72, 40), torch.float32, device, None, first_expert=first_expert, has_bias=True,

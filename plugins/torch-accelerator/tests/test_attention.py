@@ -29,6 +29,7 @@ from inferplane_torch_accelerator import triton_attention
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.torch_attention import TorchAttention
 from inferplane_torch_accelerator.triton_attention import StepPart
+from kernel_checks import SLOW_WHEN_INTERPRETED
 
 
 class TritonAttention(triton_attention.TritonAttention):
@@ -75,8 +76,12 @@ def test_it_is_the_reference(
     compare(backend(), make_layer(dtype, block_size), dtype, step, device)
 
 
+DECODE_AND_MIXED = [pytest.param("decode", marks=SLOW_WHEN_INTERPRETED), "mixed"]
+"""A mixed step begins with single tokens, which have a kernel of their own."""
+
+
 @pytest.mark.parametrize("variant", ["window", "soft cap", "sinks"])
-@pytest.mark.parametrize("step", ["decode", "mixed"])
+@pytest.mark.parametrize("step", DECODE_AND_MIXED)
 def test_variants(step: str, variant: str, device: torch.device) -> None:
     dtype = torch.float32
     layer, sinks = make_layer(dtype, 16), None
@@ -103,7 +108,7 @@ def as_fp8(layer: AttentionLayer, kv_dtype: str, device: torch.device) -> Attent
 
 
 @pytest.mark.parametrize("kv_dtype", sorted(triton_attention.FP8))
-@pytest.mark.parametrize("step", ["decode", "mixed"])
+@pytest.mark.parametrize("step", DECODE_AND_MIXED)
 def test_an_fp8_cache(step: str, kv_dtype: str, device: torch.device) -> None:
     layer = as_fp8(make_layer(torch.float32, 16), kv_dtype, device)
     compare(TritonAttention(), layer, torch.float32, step, device)
@@ -113,8 +118,16 @@ def as_int8(layer: AttentionLayer) -> AttentionLayer:
     return replace(layer, spec=replace(layer.spec, dtype=triton_attention.INT8))  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("variant", ["plain", "window", "soft cap"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "variant"),
+    [
+        pytest.param(
+            step, variant, marks=[] if variant == "plain" or step == "mixed" else SLOW_WHEN_INTERPRETED
+        )
+        for step in STEPS
+        for variant in ("plain", "window", "soft cap")
+    ],
+)
 def test_an_int8_cache(step: str, variant: str, device: torch.device) -> None:
     layer = make_layer(torch.float32, 16)
     if variant == "window":
