@@ -103,7 +103,8 @@ def test_who_serves_each_op(tmp_path: Path):
     assert done.stdout.splitlines()[0].split() == ["OP", "DTYPE", "PROVIDER", "REJECTED"]
 
 
-def test_how_long_a_call_takes():
+def test_how_long_a_call_takes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(op_modes, "ROUND_S", 0.001)
     subject = Subject("cpu")
     rows = list(op_modes.perf_rows(subject))
     own = [row for row in rows if row["provider"] != "reference"]
