@@ -70,6 +70,7 @@ class SimulatedWorker:
 
     def __init__(self, kv_config: KVCacheConfig, max_num_seqs: int, max_num_tokens: int) -> None:
         self.kv_config = kv_config
+        self._pool_blocks = kv_config.pool_blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_tokens = max_num_tokens
         self.rows: dict[str, Row] = {}
@@ -130,47 +131,47 @@ class SimulatedWorker:
         for slot, value in reads:
             assert self.memory.get(slot) == value, f"{request_id} reads what is not its own in {slot}"
 
-    def _prefixes(self, row: Row, end: int) -> list[int]:
+    def _extend_prefixes(self, row: Row, end: int) -> None:
         prefixes = row.prefixes
         if not prefixes:
             prefixes.append(hash((self.salts.get(row.request.request_id), row.token_ids[0])))
         for token_id in row.token_ids[len(prefixes) : end]:
             prefixes.append(hash((prefixes[-1], token_id)))
-        return prefixes
 
-    def _slot(self, row: Row, group: int, position: int) -> Slot:
-        """Of a token, or of the state after it."""
-        about = self.kv_config.groups[group]
-        index, offset = divmod(position, about.spec.block_size)
-        block_id = row.block_ids[group][index]
-        assert 0 <= block_id < self.kv_config.pool_blocks[about.pool], f"there is no block {block_id}"
-        return about.pool, block_id, 0 if isinstance(about.spec, StateSpec) else offset
+    def _slots(self, row: Row, group: int, positions: Iterable[int]) -> Iterator[tuple[Slot, Content]]:
+        """Of tokens, or of the states after them; and what belongs there."""
+        about, block_ids, prefixes = self.kv_config.groups[group], row.block_ids[group], row.prefixes
+        num_blocks, is_state = self._pool_blocks[about.pool], isinstance(about.spec, StateSpec)
+        for position in positions:
+            index, offset = divmod(position, about.spec.block_size)
+            block_id = block_ids[index]
+            assert 0 <= block_id < num_blocks, f"there is no block {block_id}"
+            yield (about.pool, block_id, 0 if is_state else offset), (group, prefixes[position])
 
     def _states_before(self, row: Row) -> Iterator[tuple[Slot, Content]]:
         """The states that a step starts from."""
         last = row.num_computed - 1
         if last >= 0:
-            prefixes = self._prefixes(row, last + 1)
+            self._extend_prefixes(row, last + 1)
             for group, spec in self._specs():
                 if isinstance(spec, StateSpec):
-                    yield self._slot(row, group, last), (group, prefixes[last])
+                    yield from self._slots(row, group, [last])
 
     def _writes(self, row: Row, end: int) -> Iterator[tuple[Slot, Content]]:
         """Every new token; of a state only what is there at the end of each block, and of the step."""
-        prefixes = self._prefixes(row, end)
+        self._extend_prefixes(row, end)
         for group, spec in self._specs():
-            for position in range(row.num_computed, end):
-                is_kept = (position + 1) % spec.block_size == 0 or position + 1 == end
-                if is_kept or not isinstance(spec, StateSpec):
-                    yield self._slot(row, group, position), (group, prefixes[position])
+            new: Iterable[int] = range(row.num_computed, end)
+            if isinstance(spec, StateSpec):
+                new = [each for each in new if (each + 1) % spec.block_size == 0 or each + 1 == end]
+            yield from self._slots(row, group, new)
 
     def _reads(self, row: Row, end: int) -> Iterator[tuple[Slot, Content]]:
         """Every token that one of the step's sees."""
-        prefixes = self._prefixes(row, end)
+        self._extend_prefixes(row, end)
         for group, spec in self._specs():
             if not isinstance(spec, StateSpec):
-                for position in range(spec.first_visible_token(row.num_computed), end):
-                    yield self._slot(row, group, position), (group, prefixes[position])
+                yield from self._slots(row, group, range(spec.first_visible_token(row.num_computed), end))
 
     def _specs(self) -> Iterator[tuple[int, KVCacheSpec]]:
         return enumerate(group.spec for group in self.kv_config.groups)
