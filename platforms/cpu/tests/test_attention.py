@@ -138,9 +138,15 @@ class Requests:
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("block_size", "seed"),
+    [
+        pytest.param(block_size, seed, marks=[pytest.mark.slow] if block_size == 32 and seed else [])
+        for block_size in (4, 32)
+        for seed in range(3)
+    ],
+)
 @pytest.mark.parametrize("backend_class", BACKENDS)
-@pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_step_after_step(
