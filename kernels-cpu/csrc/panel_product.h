@@ -35,7 +35,7 @@ template <class T>
 constexpr bool kWidens = sizeof(T) == 2 && std::is_same_v<Left<T>, float> && !kSplits<T>;
 
 // Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
-// numbers, of which those beyond the depth are 0. The more rows, the less it costs to split what they are multiplied by.
+// numbers, of which those beyond the depth are 0. The more rows, the less it costs to split or widen what they are multiplied by.
 template <class T>
 constexpr int kMostRows = kSplits<T> ? 128 : kWidens<T> ? 48 : 32;
 
@@ -50,11 +50,12 @@ struct Right {
 };
 
 
-// Column `at` of the left of each row, or a pair of columns, times what lies in rows `at` of the right's panels.
+// Adds the product of one column of the left, or a pair of columns, and the row of each panel that meets it.
 template <class T, int kRows, int kPanels>
 inline void add_column(const Left<T>* left, int a_stride, const T* right, int panel_stride, Vec (&sums)[kRows][kPanels]) {
 #if INFERPLANE_HAS_AVX512_BF16
-  if constexpr (kPair<T> == 2) {
+  constexpr bool kTakesPairs = kPair<T> == 2;
+  if constexpr (kTakesPairs) {
     __m512bh columns[kPanels];
 #pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel)
@@ -68,25 +69,28 @@ inline void add_column(const Left<T>* left, int a_stride, const T* right, int pa
       for (int panel = 0; panel < kPanels; ++panel)
         sums[row][panel].all = _mm512_dpbf16_ps(sums[row][panel].all, factors, columns[panel]);
     }
-    return;
   }
+#else
+  constexpr bool kTakesPairs = false;
 #endif
+  if constexpr (!kTakesPairs) {
 #pragma GCC unroll 2
-  for (int half = 0; half < kPair<T>; ++half) {
-    Vec columns[kPanels];
+    for (int odd = 0; odd < kPair<T>; ++odd) {
+      Vec columns[kPanels];
 #pragma GCC unroll 8
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const T* from = right + panel * panel_stride;
-      if constexpr (kPair<T> == 1)
-        columns[panel] = load(from);
-      else
-        columns[panel] = half == 0 ? load_even(from) : load_odd(from);
-    }
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const T* from = right + panel * panel_stride;
+        if constexpr (kPair<T> == 1)
+          columns[panel] = load(from);
+        else
+          columns[panel] = odd ? load_odd(from) : load_even(from);
+      }
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      Vec factor = all_of(float(left[row * a_stride + half]));
+      for (int row = 0; row < kRows; ++row) {
+        Vec factor = all_of(left[row * a_stride + odd]);
 #pragma GCC unroll 8
-      for (int panel = 0; panel < kPanels; ++panel) sums[row][panel] = fma(factor, columns[panel], sums[row][panel]);
+        for (int panel = 0; panel < kPanels; ++panel) sums[row][panel] = fma(factor, columns[panel], sums[row][panel]);
+      }
     }
   }
 }
@@ -123,6 +127,16 @@ inline void multiply_rows(const Left<T>* a, int a_stride, const Right& b, float*
       multiply_block<T, kRows, 2>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
   for (; panel < b.num_panels; ++panel)
     multiply_block<T, kRows, 1>(a, a_stride, b, panel, c + panel * 16, c_stride, adds);
+}
+
+// Of kMost rows or fewer.
+template <class T, int kMost>
+inline void multiply_rest(int num_rows, const Left<T>* a, int a_stride, const Right& b, float* c, int c_stride,
+                          bool adds) {
+  if constexpr (kMost > 0) {
+    if (num_rows < kMost) return multiply_rest<T, kMost - 1>(num_rows, a, a_stride, b, c, c_stride, adds);
+    multiply_rows<T, kMost>(a, a_stride, b, c, c_stride, adds);
+  }
 }
 
 #if INFERPLANE_HAS_AMX
@@ -257,13 +271,7 @@ inline void multiply(int num_rows, const Left<T>* a, int a_stride, const Right& 
     multiply_rows<T, kRows>(a + row * a_stride, a_stride, b, c + row * c_stride, c_stride, adds);
   a += row * a_stride;
   c += row * c_stride;
-  switch (num_rows - row) {
-    case 5: return multiply_rows<T, 5>(a, a_stride, b, c, c_stride, adds);
-    case 4: return multiply_rows<T, 4>(a, a_stride, b, c, c_stride, adds);
-    case 3: return multiply_rows<T, 3>(a, a_stride, b, c, c_stride, adds);
-    case 2: return multiply_rows<T, 2>(a, a_stride, b, c, c_stride, adds);
-    case 1: return multiply_rows<T, 1>(a, a_stride, b, c, c_stride, adds);
-  }
+  multiply_rest<T, kRows - 1>(num_rows - row, a, a_stride, b, c, c_stride, adds);
 }
 
 }  // namespace inferplane::INFERPLANE_LEVEL

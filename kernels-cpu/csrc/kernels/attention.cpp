@@ -8,7 +8,7 @@
 //
 // With AMX, many rows by keys and values of float16 are multiplied in halves, a high and a low bfloat16 number each: high
 // by high, low by high and high by low are one product of three times the depth. Without instructions for what is stored,
-// keys and values become floats, two tiles at a time, which stay in the first-level cache for all rows.
+// many rows are multiplied by keys and values as floats, two tiles at a time, which a core's cache keeps for all rows.
 #include <type_traits>
 
 #include "attention_step.h"
@@ -20,7 +20,9 @@ namespace inferplane::INFERPLANE_LEVEL {
 namespace {
 
 constexpr int kTilesPerChunk = kChunk / kTile;
-constexpr int kManyRows = 8;    // from here on it pays to split or to widen keys and values for all of them
+constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are done sooner as they are
+// That are multiplied by widened keys and values: those of single tokens wait for memory, which that does not fetch ahead.
+constexpr int kFewestWidenedRows = 17;
 constexpr int kWidenedTiles = 2;  // at a time
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
@@ -149,7 +151,8 @@ class Attention {
     Workspace space;
     lay_out(memory, space);
     Softmax& softmax = space.softmax;
-    bool splits = kSplits<T> && item.num_rows >= kManyRows, widens = kWidens<T> && item.num_rows >= kManyRows;
+    bool splits = kSplits<T> && item.num_rows >= kFewestSplitRows;
+    bool widens = kWidens<T> && item.num_rows >= kFewestWidenedRows;
     if constexpr (kSplits<T>) {
       if (splits) this->split_queries(item, head, space);
     }

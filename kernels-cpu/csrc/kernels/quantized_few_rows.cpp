@@ -92,7 +92,7 @@ constexpr bool kInBytes = false;
 constexpr float kLargest = 32767;
 #endif
 
-// Of few rows the products are quicker than memory, and the processor itself fetches too little ahead.
+// Of so few rows the products are quicker than memory, and the processor itself fetches too little ahead.
 constexpr int kMostFetchingRows = INFERPLANE_HAS_AVX512_BF16 ? 0 : 4;
 constexpr int kFetchAhead = 2048;
 
@@ -208,7 +208,7 @@ void fix_row(const QuantizedMatrix& w, const X* x, const FixedRow& out) {
 // kLanes rows of kStripsAtOnce strips. out: [strips][kRowsAtOnce][kStrip].
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum, int kRows>
 void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int first_lane, const FixedRow* rows,
-                    float* out) {
+                    bool fetches, float* out) {
   constexpr int kColumns = 32 / kBits, kWords = kUnit / kColumns;
   [[maybe_unused]] constexpr int kParts = 8 / kBits;
   constexpr int kChains = kInBytes || kRows <= 2 ? 2 : 1;
@@ -241,7 +241,7 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int 
         for (int chain = 0; chain < kChains; ++chain)
           sum[s][row][chain] = all_ints(chain == 0 ? rows[row].start[unit] : 0);
     if constexpr (kRows <= kMostFetchingRows) {
-      if (first_lane == 0)
+      if (fetches)
         for (int s = 0; s < kStripsAtOnce; ++s)
           for (int at = 0; at < kWords * kStrip * 4; at += 64) _mm_prefetch(codes[s] + kFetchAhead + at, _MM_HINT_T0);
     }
@@ -311,16 +311,22 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int 
 template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum>
 void multiply_strips(const QuantizedMatrix& w, const uint8_t* const* strips, const FixedRow* rows, int num_rows,
                      float* out) {
+  bool fetches = num_rows <= kMostFetchingRows;
   while (num_rows > 0) {
-    int taken = num_rows < kMaxRows ? num_rows : kMaxRows;
-    if (taken > 4 && taken < kMaxRows) taken = 4;
-    for (int lane = 0; lane < kStrip; lane += kLanes) switch (taken) {
-        case 1: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 1>(w, strips, lane, rows, out); break;
-        case 2: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 2>(w, strips, lane, rows, out); break;
-        case 3: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 3>(w, strips, lane, rows, out); break;
-        case 4: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, 4>(w, strips, lane, rows, out); break;
-        default: multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kMaxRows>(w, strips, lane, rows, out);
+    int taken = num_rows >= kMaxRows ? kMaxRows : num_rows < 4 ? num_rows : 4;
+    for (int lane = 0; lane < kStrip; lane += kLanes) {
+      auto multiply = [&](auto count) {
+        constexpr int kRows = decltype(count)::value;
+        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kRows>(w, strips, lane, rows, fetches && lane == 0, out);
+      };
+      switch (taken) {
+        case 1: multiply(std::integral_constant<int, 1>{}); break;
+        case 2: multiply(std::integral_constant<int, 2>{}); break;
+        case 3: multiply(std::integral_constant<int, 3>{}); break;
+        case 4: multiply(std::integral_constant<int, 4>{}); break;
+        default: multiply(std::integral_constant<int, kMaxRows>{});
       }
+    }
     rows += taken;
     out += taken * kStrip;
     num_rows -= taken;
@@ -354,29 +360,30 @@ void multiply_few_rows(const QuantizedMatrix& w, const Rows<X>& x) {
     for (int64_t row = 0; row < x.num_rows; ++row) fix(row);
   else
     parallel(int(x.num_rows), [&](int row, int) { fix(row); });
-  MultiplyStrips multiply_strips = strips_function(w);
-  int num_strips = x.num_strips(w), step = x.is_gated ? 1 : kStripsAtOnce;
-  int num_tasks = 4 * num_threads() < num_strips ? 4 * num_threads() : num_strips;
+  MultiplyStrips multiply = strips_function(w);
+  // strips of the result that are computed together: a gate and its value are a pair already
+  int num_strips = x.num_strips(w), together = x.is_gated ? 1 : kStripsAtOnce;
+  int num_turns = (num_strips + together - 1) / together;
+  int num_tasks = 4 * num_threads() < num_turns ? 4 * num_threads() : num_turns;
   parallel(num_tasks, [&](int task, int) {
-    int begin = int(int64_t(num_strips) * task / num_tasks), end = int(int64_t(num_strips) * (task + 1) / num_tasks);
+    int begin = together * int(int64_t(num_turns) * task / num_tasks);
+    int end = together * int(int64_t(num_turns) * (task + 1) / num_tasks);
+    if (end > num_strips) end = num_strips;
     for (int64_t first_row = 0; first_row < x.num_rows; first_row += kRowsAtOnce) {
       int taken = int(x.num_rows - first_row < kRowsAtOnce ? x.num_rows - first_row : kRowsAtOnce);
       FixedRow rows[kRowsAtOnce];
       for (int row = 0; row < taken; ++row) rows[row] = fixed.row(first_row + row);
-      for (int strip = begin; strip < end; strip += step) {
+      for (int strip = begin; strip < end; strip += together) {
         constexpr int kSums = kRowsAtOnce * kStrip;
         alignas(64) float sums[2 * kSums];
-        // of the result one and, unless there is none, its neighbour; or the gate's and the value's
-        int last = strip + step <= end ? strip + step - 1 : strip;
-        int of_matrix[2] = {strip, x.is_gated ? strip + num_strips : last};
-        for (int first = 0; first < (x.is_gated ? 2 : step); first += kStripsAtOnce) {
-          const uint8_t* strips[kStripsAtOnce];
-          for (int s = 0; s < kStripsAtOnce; ++s) strips[s] = w.strips + of_matrix[first + s] * w.strip_bytes;
-          multiply_strips(w, strips, rows, taken, sums + first * kSums);
-        }
+        int size = end - strip < together ? end - strip : together;  // the last strip may have no neighbour
+        const uint8_t* first = w.strips + strip * w.strip_bytes;
+        const uint8_t* strips[2] = {first, first + (x.is_gated ? num_strips : size - 1) * w.strip_bytes};
+        for (int at = 0; at < together * x.strips_each(); at += kStripsAtOnce)
+          multiply(w, strips + at, rows, taken, sums + at * kSums);
         for (int row = 0; row < taken; ++row)
-          for (int done = strip; done <= last; ++done)
-            x.write(w, first_row + row, done, sums + (done - strip) * kSums + row * kStrip, kSums, nullptr);
+          for (int i = 0; i < size; ++i)
+            x.write(w, first_row + row, strip + i, sums + i * kSums + row * kStrip, kSums, nullptr);
       }
     }
   });
