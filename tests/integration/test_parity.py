@@ -1,6 +1,7 @@
 """The same tokens and log-probabilities as transformers in float32, however the engine is set up.
 
-The quick runs complete 8 or 9 prompts with 32 tokens; those marked slow complete 32 prompts with 64 tokens.
+The quick runs complete 8 or 9 prompts with 20 tokens by SmolLM2, which takes every answer past the end of a block, and
+with 32 by the small models; those marked slow complete 32 prompts with 64 tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_step_raises")
 ARCHITECTURES = ("mistral", "qwen2", "qwen3", "llama3_rope")
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 16
-QUICK_TOKENS, ALL_TOKENS = 32, 64
+SMOLLM2_TOKENS, QUICK_TOKENS, ALL_TOKENS = 20, 32, 64
 NEAR_TIE_OF_BFLOAT16 = 0.4
 """Activations in bfloat16 move a logit by up to half of this, whether the weights are packed or plain."""
 NEAR_TIE_OF_FIXED_POINT = 0.02
@@ -140,7 +141,7 @@ def assert_parity_under_preemption(
 
 @pytest.mark.parametrize(
     ("prompts", "num_tokens"),
-    [(FEW, QUICK_TOKENS), pytest.param(PROMPTS, ALL_TOKENS, marks=pytest.mark.slow)],
+    [(FEW, SMOLLM2_TOKENS), pytest.param(PROMPTS, ALL_TOKENS, marks=pytest.mark.slow)],
     ids=["quick", "all"],
 )
 def test_smollm2_with_packed_weights(
@@ -156,7 +157,7 @@ def test_smollm2_with_packed_weights(
 def test_smollm2_with_packed_weights_in_bfloat16(
     smollm2_gguf: Path, ask: Callable[..., list[Expected]]
 ) -> None:
-    leads = leads_of_packed(smollm2_gguf, ask(FEW, QUICK_TOKENS), dtype="bfloat16")
+    leads = leads_of_packed(smollm2_gguf, ask(FEW, SMOLLM2_TOKENS), dtype="bfloat16")
     assert all(lead < NEAR_TIE_OF_BFLOAT16 for lead in leads)
 
 
@@ -171,23 +172,23 @@ def leads_of_packed(gguf: Path, expected: Sequence[Expected], dtype: str) -> lis
 
 @pytest.mark.parametrize("mode", [USUAL, CHUNKS], ids=str)
 def test_smollm2_from_its_gguf(mode: Mode, smollm2_gguf: Path, ask: Callable[..., list[Expected]]) -> None:
-    prompts = [*FEW, LONG] if mode is CHUNKS else FEW
-    assert_mode_parity(smollm2_gguf, mode, ask(prompts, QUICK_TOKENS))
+    prompts = [*FEW, LONG[:1500]] if mode is CHUNKS else FEW
+    assert_mode_parity(smollm2_gguf, mode, ask(prompts, SMOLLM2_TOKENS))
 
 
 def test_smollm2_from_a_folder(smollm2_folder: Path, ask: Callable[..., list[Expected]]) -> None:
-    assert_mode_parity(smollm2_folder, USUAL, [each.first(16) for each in ask(FEW, QUICK_TOKENS)])
+    assert_mode_parity(smollm2_folder, USUAL, [each.first(16) for each in ask(FEW, SMOLLM2_TOKENS)])
 
 
 def test_smollm2_on_the_reference_platform(smollm2_gguf: Path, ask: Callable[..., list[Expected]]) -> None:
-    expected = [each.first(8) for each in ask(FEW[:3], QUICK_TOKENS)]
+    expected = [each.first(8) for each in ask(FEW[:3], SMOLLM2_TOKENS)]
     assert_mode_parity(smollm2_gguf, REFERENCE, expected)
 
 
 def test_smollm2_under_preemption(
     smollm2_gguf: Path, smollm2_folder: Path, ask: Callable[..., list[Expected]]
 ) -> None:
-    expected = [each.first(24) for each in ask(FEW, QUICK_TOKENS)]
+    expected = ask(FEW, SMOLLM2_TOKENS)
     assert_parity_under_preemption(smollm2_gguf, smollm2_folder, expected)
 
 
@@ -266,7 +267,7 @@ def test_all_of_the_architectures(
 
 
 def test_smollm2_with_a_cold_and_a_warm_cache(smollm2_gguf: Path, ask: Callable[..., list[Expected]]) -> None:
-    check_cold_and_warm(smollm2_gguf, ask(FEW, QUICK_TOKENS))
+    check_cold_and_warm(smollm2_gguf, ask(FEW, SMOLLM2_TOKENS))
 
 
 @pytest.mark.slow
@@ -335,7 +336,7 @@ def assert_same_completion(output: RequestOutput, wanted: RequestOutput) -> None
 
 def test_smollm2_among_64_mixed_requests(smollm2_gguf: Path, ask: Callable[..., list[Expected]]) -> None:
     with open_llm(smollm2_gguf) as llm:
-        check_mixed_batch(llm, ask(FEW, QUICK_TOKENS), num_alone=4)
+        check_mixed_batch(llm, ask(FEW, SMOLLM2_TOKENS), num_alone=4)
 
 
 @pytest.mark.slow
@@ -410,15 +411,15 @@ def answers(output: RequestOutput) -> list[tuple[list[int], str, str | None]]:
 # Half precision
 
 HALF_TOLERANCES = {"bfloat16": (0.7, 0.06), "float16": (0.1, 0.01)}
-"""Largest and mean difference from float32 of a token's log-probability. Measured over these 415 tokens on a processor
-that multiplies in float32: 0.34 and 0.033 in bfloat16, 0.047 and 0.0042 in float16."""
+"""Largest and mean difference from float32 of a token's log-probability. Measured over these tokens and 96 that
+follow, on a processor that multiplies in float32: 0.34 and 0.033 in bfloat16, 0.047 and 0.0042 in float16."""
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near(
     dtype: str, smollm2_gguf: Path, ask: Callable[..., list[Expected]]
 ) -> None:
-    expected = ask(FEW, QUICK_TOKENS)
+    expected = ask(FEW, SMOLLM2_TOKENS)
     with open_llm(smollm2_gguf, dtype=dtype, quantization=None) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
         texts = [[*each.prompt_token_ids, *each.token_ids] for each in expected]
