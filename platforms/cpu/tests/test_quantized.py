@@ -13,6 +13,7 @@ import torch
 import gguf_files
 import tiny_models
 from inferplane.api import CapabilitySet, DeviceDescriptor
+from inferplane.api.act_order import Reordered
 from inferplane.api.linear import LinearShape
 from inferplane.api.quantized_weight import Granularity, Number, QuantizedWeight, QuantScheme, pack_nibbles
 from inferplane.config.args import EngineArgs
@@ -24,6 +25,7 @@ from inferplane.quantization.gguf import GgufFormat
 from inferplane_cpu.platform import CpuPlatform
 from inferplane_cpu.quantized import CpuQuantizedBf16Linear, CpuQuantizedLinear
 from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native_linear import NativeLinear
 from model_harness import PromptRun, make_context
 
 needs_native = pytest.mark.skipif(native.unavailable_reason() is not None, reason="no native kernels here")
@@ -106,6 +108,27 @@ def test_groups_channels_zeros_and_orders(
     )
     packed = pack_nibbles(codes + 8) if bits <= 4 else codes
     weight = QuantizedWeight(scheme, rows, width, packed, scale, zero, group)
+    check(weight, weight.dequantize(torch.float32))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("columns_of_a_group", "kind"), [(16, Reordered), (11, Reordered), (10, NativeLinear), (4, NativeLinear)]
+)
+def test_a_part_with_few_columns_of_each_group_is_dequantized(columns_of_a_group: int, kind: type) -> None:
+    """Each group is filled up to 16 columns, which of 4, as one of 8 ranks has of groups of 32, would be 4 times."""
+    rows, num_groups = 24, 10
+    width = num_groups * columns_of_a_group
+    scheme = QuantScheme(Number.INT, 4, Granularity(1, 32), torch.float16, has_column_order=True)
+    weight = QuantizedWeight(
+        scheme,
+        rows,
+        width,
+        torch.randint(0, 256, (rows, width // 2), dtype=torch.uint8),
+        (torch.rand(rows, num_groups) * 0.01).half(),
+        column_group=torch.arange(num_groups, dtype=torch.int32).repeat(columns_of_a_group),
+    )
+    assert type(CpuQuantizedLinear.prepare(weight, None)) is kind
     check(weight, weight.dequantize(torch.float32))
 
 

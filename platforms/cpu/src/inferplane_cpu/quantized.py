@@ -11,9 +11,12 @@ from inferplane.api.device import DeviceDescriptor
 from inferplane.api.linear import FusedMultiply, LinearShape, Multiply, RowProduct
 from inferplane.api.quant import Number, QuantizedLinearKernel, QuantizedWeight
 from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.native_linear import NativeLinear
 from inferplane_kernels_cpu.quantized import QuantizedProduct
 
 _LEAST_GROUP, _WIDE_GROUP = 16, 32
+_MOST_PADDING = 1.5
+"""Columns for each one that there is, up to which a rank's part of a matrix with act-order is worth packing."""
 
 
 class CpuQuantizedLinear(QuantizedLinearKernel):
@@ -49,6 +52,8 @@ class CpuQuantizedLinear(QuantizedLinearKernel):
         if weight.column_group is None:
             return CpuQuantizedProduct(_pack(weight, bias), cls.activations)
         ordered, order = by_group(weight)
+        if ordered.in_features > _MOST_PADDING * weight.in_features:  # too few of each group on this rank
+            return NativeLinear(weight.dequantize(cls.activations), bias)
         return Reordered(_pack(ordered, bias), order, weight.in_features)
 
 
