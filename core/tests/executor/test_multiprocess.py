@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from inferplane.api.kv import KVCacheConfig, KVCacheGroup
 from inferplane.executor import WorkerDiedError
@@ -108,27 +109,48 @@ def test_an_interrupt_within_a_step_ends_the_executor(start):
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("where", ["sending", "between"])
-def test_an_interrupt_before_a_step_is_sampled_ends_the_executor(
-    start, monkeypatch: pytest.MonkeyPatch, where: str
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (KeyboardInterrupt, KeyboardInterrupt, "rank 0 was interrupted within step 2"),
+        (zmq.ZMQError, WorkerDiedError, "rank 0 did not send step 2: ZMQError"),
+    ],
+)
+def test_a_step_that_not_every_rank_may_have_ends_the_executor_at_once(
+    start,
+    monkeypatch: pytest.MonkeyPatch,
+    process_is_alive,
+    becomes_true,
+    error: type[BaseException],
+    raised: type[BaseException],
+    message: str,
 ):
-    """Where rank 0 has only sent it, or has executed it: the other ranks wait for tokens that never come."""
     executor = start(2)
     step(executor)
-    if where == "sending":
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(rank_processes_module.RankProcesses, "send_encoded", interrupted_after_sending)
-            step(executor)
-    else:
-        executor.execute(StepPlan(step_id=1))
+    pids = executor.rank_pids
+    send_encoded = rank_processes_module.RankProcesses.send_encoded
+
+    def send_and_raise(processes: rank_processes_module.RankProcesses, command: bytes) -> None:
+        send_encoded(processes, command)
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(raised):
+        patch.setattr(rank_processes_module.RankProcesses, "send_encoded", send_and_raise)
+        step(executor)
+    assert becomes_true(lambda: not any(map(process_is_alive, pids)), 5.0)
+    for call in (executor.check_health, lambda: step(executor)):
+        with pytest.raises(WorkerDiedError, match=message):
+            call()
+
+
+@pytest.mark.timeout(30)
+def test_an_interrupt_before_a_step_is_sampled_ends_the_executor_with_the_next(start):
+    """The other ranks wait for tokens that never come."""
+    executor = start(2)
+    step(executor)
+    executor.execute(StepPlan(step_id=1))
     with pytest.raises(WorkerDiedError, match="rank 0 was interrupted within step 2"):
         step(executor)
-
-
-def interrupted_after_sending(processes: rank_processes_module.RankProcesses, message: bytes) -> None:
-    for socket in processes._commands:
-        socket.send(message)
-    raise KeyboardInterrupt
 
 
 @pytest.mark.timeout(30)

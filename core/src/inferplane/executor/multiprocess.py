@@ -54,7 +54,8 @@ class MultiprocessExecutor:
         self._worker: Worker | None = None
         self._num_steps = 0
         self._is_within_step = False
-        """The other ranks may have a step that they cannot end without this one, which has it yet to sample."""
+        """The other ranks may have a step that they cannot end without this one, which has yet to sample it. An
+        interrupt between `execute` and `sample` leaves it so."""
 
     def start(self) -> None:
         processes = self._processes = RankProcesses(self._config.parallel.world_size)
@@ -95,7 +96,7 @@ class MultiprocessExecutor:
         message = encode(Execute(number, plan))  # raises before any rank has it
         processes.note_step(number, StepState.RUNNING)
         self._is_within_step = True
-        processes.send_encoded(message)
+        self._send_step(message)
         with self._settling(do_all_raise=True):
             worker.execute(plan)
         processes.note_step(number, StepState.DONE)
@@ -159,6 +160,21 @@ class MultiprocessExecutor:
                 self._running().declare_broken(reason)
                 raise WorkerDiedError(reason)
         return [answer.value for answer in answers]
+
+    def _send_step(self, message: bytes) -> None:
+        """To every rank; where that fails, some may have the step that others have not, and all are ended."""
+        processes = self._running()
+        try:
+            processes.send_encoded(message)
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            reason = f"rank 0 did not send step {self._num_steps}: {what_failed(error)}"
+            processes.declare_broken(reason)
+            raise WorkerDiedError(reason) from error
+        except BaseException:
+            self._end_interrupted()
+            raise
 
     @contextmanager
     def _settling(self, do_all_raise: bool) -> Iterator[None]:
