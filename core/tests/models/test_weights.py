@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ import tiny_models
 from inferplane.api.comm import Communicator
 from inferplane.api.linear import LinearShape, Multiply
 from inferplane.api.model import Model
+from inferplane.api.quant import PLAIN_DTYPES
 from inferplane.layers import Linear, walk_layers
-from inferplane.layers.layer import WeightSlot
+from inferplane.layers.layer import Layer, WeightSlot
 from inferplane.models.errors import ModelLoadError
 from inferplane.models.registry import build_model
-from inferplane.models.weights import dummy_tensors, weight_slots
+from inferplane.models.weights import dummy_tensors, load_weights, weight_slots
 from model_harness import DenseLinear, PromptRun, make_context, read_config, read_tensors, run_ranks
 
 PROMPTS = [[5, 9, 2, 700], [7]]
@@ -122,6 +124,48 @@ def test_all_faults_are_named_at_once(untied: Path):
     assert f"unexpected: {unexpected}" in message
     assert "wrong shape: model.layers.1.self_attn.k_proj.weight is [64, 32] and should be [32, 64]" in message
     assert "wrong type: model.layers.1.mlp.up_proj.weight is int8" in message
+
+
+class OneTensor(Layer):
+    def __init__(self, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+        self.taken: list[torch.Tensor] = []
+        self._slot = WeightSlot("x", shape, self.taken.append, dtypes=dtypes)
+
+    def weight_slots(self) -> list[WeightSlot]:
+        return [self._slot]
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "dtypes"),
+    [
+        ((), (1,), PLAIN_DTYPES),
+        ((), (None,), PLAIN_DTYPES),
+        ((), (1, 1), (torch.float32,)),
+        ((3,), (3, 1), (torch.float32,)),
+    ],
+    ids=str,
+)
+def test_last_dimensions_of_one_that_are_not_stored(stored, wanted, dtypes):
+    layer, tensor = OneTensor(wanted, dtypes), torch.randn(stored)
+    load_weights(layer, [("x", tensor)])
+    shape = tuple(size or 1 for size in wanted)
+    assert len(layer.taken) == 1 and torch.equal(layer.taken[0], tensor.reshape(shape))
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "dtypes"),
+    [
+        ((3,), (3, 1), PLAIN_DTYPES),
+        ((), (3,), PLAIN_DTYPES),
+        ((2,), (3, 1), (torch.float32,)),
+        ((3, 1), (3,), (torch.float32,)),
+    ],
+    ids=str,
+)
+def test_other_dimensions_that_are_not_stored_are_a_wrong_shape(stored, wanted, dtypes):
+    message = f"wrong shape: x is {list(stored)} and should be {list(wanted)}"
+    with pytest.raises(ModelLoadError, match=re.escape(message)):
+        load_weights(OneTensor(wanted, dtypes), [("x", torch.randn(stored))])
 
 
 def test_a_long_list_of_names_is_cut_and_counted(untied: Path):

@@ -55,10 +55,11 @@ class _Filling:
                 self._fault("unexpected", name)
             return
         slot, layer = place
+        tensor = _with_last_ones(tensor, slot)
         if fault := _misfit(slot, tensor, is_repeated=name in self._filled):
             self._fault(*fault)
         elif not self._faults:
-            slot.copy(_with_last_ones(tensor, slot))
+            slot.copy(tensor)
         self._filled.add(name)
         self._waiting[layer].discard(name)
         if not self._waiting[layer] and layer not in self._deferred and not self._faults:
@@ -91,7 +92,7 @@ class _Filling:
 def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tuple[str, str] | None:
     if is_repeated:
         return "repeated", slot.name
-    if not _fits(_with_last_ones(tensor, slot).shape, slot.shape):
+    if not _fits(tensor.shape, slot.shape):
         wanted = ", ".join("any" if size is None else str(size) for size in slot.shape)
         return "wrong shape", f"{slot.name} is {list(tensor.shape)} and should be [{wanted}]"
     if tensor.dtype not in slot.dtypes:
@@ -104,9 +105,13 @@ def _misfit(slot: WeightSlot, tensor: torch.Tensor, *, is_repeated: bool) -> tup
 
 
 def _with_last_ones(tensor: torch.Tensor, slot: WeightSlot) -> torch.Tensor:
-    """Last dimensions of one need not be stored: a scale is a single number, or as many as a matrix has rows."""
+    """Single numbers may be stored without a dimension, and parts of a quantized matrix without last ones of one: a
+    scale is a single number, or as many as a matrix has rows."""
     missing = len(slot.shape) - tensor.ndim
-    return tensor.reshape(*tensor.shape, *[1] * missing) if missing > 0 else tensor
+    if missing <= 0 or (tensor.ndim > 0 and slot.dtypes == PLAIN_DTYPES):
+        return tensor
+    shape = (*tensor.shape, *[1] * missing)
+    return tensor.reshape(shape) if _fits(shape, slot.shape) else tensor
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
