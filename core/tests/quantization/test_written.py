@@ -55,8 +55,9 @@ def read(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> QuantizedW
     model = {"architectures": ["X"], "vocab_size": 8, "quantization_config": config}
     found = make_format(make_context(model).config, {})
     assert found is not None
-    matrix = found.matrix(written_by_tools.MATRIX, *tensors.pop("dequantized").shape)
+    matrix = found.matrix(written_by_tools.MATRIX, *tensors["dequantized"].shape)
     assert matrix is not None
+    tensors = {key: each for key, each in tensors.items() if key != "dequantized"}
     suffixes = {stored.suffix for stored in matrix.tensors()}
     assert all(found.may_drop(f"layer.{key}", each) for key, each in tensors.items() if key not in suffixes)
     layer = OneMatrix(matrix)
