@@ -213,4 +213,9 @@ class Product {
   Outputs<T> outputs_;
 };
 
+// Compiled in kernels/linear.cpp for all sources.
+extern template class Product<float>;
+extern template class Product<bf16>;
+extern template class Product<half>;
+
 }  // namespace inferplane::INFERPLANE_LEVEL

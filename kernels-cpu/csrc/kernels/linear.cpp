@@ -1,6 +1,11 @@
 #include "linear_product.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
+
+template class Product<float>;
+template class Product<bf16>;
+template class Product<half>;
+
 namespace {
 
 void run(const LinearWeight& weight, const NormBefore* norm, const void* x, void* out, int64_t num_tokens,

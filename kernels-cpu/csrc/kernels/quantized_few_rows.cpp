@@ -48,9 +48,8 @@ inline Floats all_floats(float value) { return _mm512_set1_ps(value); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats as_floats(Ints values) { return _mm512_cvtepi32_ps(values); }
-template <bool kIsWide>
-inline Floats load_scales(const uint8_t* from) {
-  if constexpr (kIsWide) return _mm512_loadu_ps(from);
+inline Floats load_scales(const uint8_t* from, bool are_wide) {
+  if (are_wide) return _mm512_loadu_ps(from);
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 inline void store_floats(float* to, Floats values) { _mm512_storeu_ps(to, values); }
@@ -76,9 +75,8 @@ inline Floats all_floats(float value) { return _mm256_set1_ps(value); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats as_floats(Ints values) { return _mm256_cvtepi32_ps(values); }
-template <bool kIsWide>
-inline Floats load_scales(const uint8_t* from) {
-  if constexpr (kIsWide) return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+inline Floats load_scales(const uint8_t* from, bool are_wide) {
+  if (are_wide) return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 inline void store_floats(float* to, Floats values) { _mm256_storeu_ps(to, values); }
@@ -206,16 +204,16 @@ void fix_row(const QuantizedMatrix& w, const X* x, const FixedRow& out) {
 }
 
 // kLanes rows of kStripsAtOnce strips. out: [strips][kRowsAtOnce][kStrip].
-template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum, int kRows>
+template <int kBits, int kUnit, int kRows>
 void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int first_lane, const FixedRow* rows,
                     bool fetches, float* out) {
   constexpr int kColumns = 32 / kBits, kWords = kUnit / kColumns;
   [[maybe_unused]] constexpr int kParts = 8 / kBits;
   constexpr int kChains = kInBytes || kRows <= 2 ? 2 : 1;
-  constexpr int kScaleBytes = kIsWide ? 4 : 2;
   const uint8_t* codes[kStripsAtOnce];
   for (int s = 0; s < kStripsAtOnce; ++s) codes[s] = strips[s] + first_lane * 4;
-  int64_t scales = w.scale_offset + first_lane * kScaleBytes, minimums = w.minimum_offset + first_lane * kScaleBytes;
+  int64_t scales = w.scale_offset + first_lane * w.scale_bytes;
+  int64_t minimums = w.minimum_offset + first_lane * w.scale_bytes;
   int units_per_group = w.group / kUnit, left = 0;
   Floats total[kStripsAtOnce][kRows], scale[kStripsAtOnce], minimum[kStripsAtOnce];
   for (int s = 0; s < kStripsAtOnce; ++s) {
@@ -227,11 +225,11 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int 
   for (int unit = 0; unit < w.num_units; ++unit) {
     if (left == 0) {
       for (int s = 0; s < kStripsAtOnce; ++s) {
-        scale[s] = load_scales<kIsWide>(strips[s] + scales);
-        if (kHasMinimum) minimum[s] = load_scales<kIsWide>(strips[s] + minimums);
+        scale[s] = load_scales(strips[s] + scales, w.scale_bytes == 4);
+        if (w.has_minimum) minimum[s] = load_scales(strips[s] + minimums, w.scale_bytes == 4);
       }
-      scales += kStrip * kScaleBytes;
-      minimums += kStrip * kScaleBytes;
+      scales += kStrip * w.scale_bytes;
+      minimums += kStrip * w.scale_bytes;
       left = units_per_group;
     }
     --left;
@@ -300,15 +298,18 @@ void multiply_lanes(const QuantizedMatrix& w, const uint8_t* const* strips, int 
 #endif
         total[s][row] =
             multiply_add(as_floats(all), multiply(scale[s], all_floats(rows[row].scale[unit])), total[s][row]);
-        if (kHasMinimum) total[s][row] = multiply_add(minimum[s], all_floats(rows[row].sum[unit]), total[s][row]);
       }
+    if (w.has_minimum)
+      for (int s = 0; s < kStripsAtOnce; ++s)
+        for (int row = 0; row < kRows; ++row)
+          total[s][row] = multiply_add(minimum[s], all_floats(rows[row].sum[unit]), total[s][row]);
   }
   for (int s = 0; s < kStripsAtOnce; ++s)
     for (int row = 0; row < kRows; ++row)
       store_floats(out + (s * kRowsAtOnce + row) * kStrip + first_lane, total[s][row]);
 }
 
-template <int kBits, int kUnit, bool kIsWide, bool kHasMinimum>
+template <int kBits, int kUnit>
 void multiply_strips(const QuantizedMatrix& w, const uint8_t* const* strips, const FixedRow* rows, int num_rows,
                      float* out) {
   bool fetches = num_rows <= kMostFetchingRows;
@@ -317,7 +318,7 @@ void multiply_strips(const QuantizedMatrix& w, const uint8_t* const* strips, con
     for (int lane = 0; lane < kStrip; lane += kLanes) {
       auto multiply = [&](auto count) {
         constexpr int kRows = decltype(count)::value;
-        multiply_lanes<kBits, kUnit, kIsWide, kHasMinimum, kRows>(w, strips, lane, rows, fetches && lane == 0, out);
+        multiply_lanes<kBits, kUnit, kRows>(w, strips, lane, rows, fetches && lane == 0, out);
       };
       switch (taken) {
         case 1: multiply(std::integral_constant<int, 1>{}); break;
@@ -335,16 +336,9 @@ void multiply_strips(const QuantizedMatrix& w, const uint8_t* const* strips, con
 
 using MultiplyStrips = void (*)(const QuantizedMatrix&, const uint8_t* const*, const FixedRow*, int, float*);
 
-template <int kBits, int kUnit>
-MultiplyStrips of_scales(const QuantizedMatrix& w) {
-  if (w.scale_bytes == 2)
-    return w.has_minimum ? multiply_strips<kBits, kUnit, false, true> : multiply_strips<kBits, kUnit, false, false>;
-  return w.has_minimum ? multiply_strips<kBits, kUnit, true, true> : multiply_strips<kBits, kUnit, true, false>;
-}
-
 MultiplyStrips strips_function(const QuantizedMatrix& w) {
-  if (w.bits == 4) return w.unit == 32 ? of_scales<4, 32>(w) : of_scales<4, 16>(w);
-  return w.unit == 32 ? of_scales<8, 32>(w) : of_scales<8, 16>(w);
+  if (w.bits == 4) return w.unit == 32 ? multiply_strips<4, 32> : multiply_strips<4, 16>;
+  return w.unit == 32 ? multiply_strips<8, 32> : multiply_strips<8, 16>;
 }
 
 }  // namespace
