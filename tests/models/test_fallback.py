@@ -130,6 +130,21 @@ def test_drawn_weights_need_no_checkpoint(tiny_model: Callable[[str], Path]) -> 
     assert len(output.outputs[0].token_ids) == 4
 
 
+def test_drawn_weights_save_no_devices_random_state(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a platform's device may not have, and which would start every other one of the machine."""
+
+    def module_of(device: torch.device | str) -> Any:
+        assert torch.device(device).type == "cpu"
+        return torch.cpu
+
+    monkeypatch.setattr(torch, "get_device_module", module_of)
+    before = torch.get_rng_state()
+    build_model(context(tiny_model("opt"), load_format="dummy")).load_weights([])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_experts_are_multiplied_as_transformers_chooses(
     load_format: str, tiny_model: Callable[[str], Path]

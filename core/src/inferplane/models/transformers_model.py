@@ -107,7 +107,8 @@ class TransformersModel(Model):
         if ctx.device.type == "meta":  # to be explained, not run
             return
         if ctx.config.load.load_format == "dummy":
-            with torch.random.fork_rng(), ctx.device:
+            # the host's state alone: nothing else draws from a device's, which not every platform can save
+            with torch.random.fork_rng(devices=[], device_type="cpu"), ctx.device:
                 torch.manual_seed(ctx.config.seed)
                 self._whole = _from_config(self._config, ctx.dtype)
         else:
