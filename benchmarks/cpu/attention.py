@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from kernels import PEAK_ROUNDS
 
 from inferplane_kernels_cpu import native, paged_attention
 from inferplane_kernels_cpu.attention_plan import KVShape, plan_attention
@@ -127,7 +128,7 @@ def measure(model: str, case: Case, dtype: torch.dtype, repeats: int) -> dict[st
         times["read"].append(seconds(layers.read, turn + 1))
         times["torch"].append(seconds(layers.torchs, turn + 2))
         start = time.perf_counter()
-        done = spin(64, 8000)
+        done = spin(64, PEAK_ROUNDS)
         times["peak"].append((time.perf_counter() - start) / done)
     ours, torchs, read, per_operation = (min(times[key]) for key in times)
     num_heads, _, head_dim = MODELS[model]

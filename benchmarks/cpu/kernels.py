@@ -27,6 +27,9 @@ from inferplane_kernels_cpu.native_linear import NativeLinear
 FOOTPRINT = 192 << 20
 """Bytes of weights that one measurement walks over."""
 
+PEAK_ROUNDS = 8000
+"""Of products in registers for each task that measures the peak: with fewer, to wake the threads takes as long."""
+
 MODELS = {
     "SmolLM2-135M": {
         "qkv": (960, 576),
@@ -88,9 +91,9 @@ def measure(
             times["ours"] += seconds(call, [(product, x) for product in ours[:turns]])
             times["read"] += seconds(read, memories)
             times["torch"] += seconds(call, [(product, x) for product in torchs[:turns]])
-            times["peak"] += seconds(spin, [(32, 8000)] * 4)
+            times["peak"] += seconds(spin, [(32, PEAK_ROUNDS)] * 4)
         ours_s, torch_s, read_s, peak_s = (undisturbed(times[key]) for key in times)
-        per_operation = peak_s / spin(32, 8000)
+        per_operation = peak_s / spin(32, PEAK_ROUNDS)
         rows.append(
             {
                 "weight": name,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import FOOTPRINT, MODELS, seconds, undisturbed
+from kernels import FOOTPRINT, MODELS, PEAK_ROUNDS, seconds, undisturbed
 
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native import int64, pointer
@@ -95,7 +95,7 @@ def measure(
             times["read"] += seconds(read, [(row.data_ptr(), memory.shape[1]) for row in memory])
             times["bf16"] += seconds(call, [(product, x.bfloat16()) for product in plain[:turns]])
             start = time.perf_counter()
-            done = spin(64, 8000)
+            done = spin(64, PEAK_ROUNDS)
             times["per_operation"].append((time.perf_counter() - start) / done)
         ours_s, read_s, plain_s, per_operation = map(undisturbed, times.values())
         found.append(

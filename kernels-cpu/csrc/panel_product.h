@@ -35,7 +35,8 @@ template <class T>
 constexpr bool kWidens = sizeof(T) == 2 && std::is_same_v<Left<T>, float> && !kSplits<T>;
 
 // Rows of the left matrix are read in sixteens by AMX, so that memory for so many must be there; and to a multiple of 32
-// numbers, of which those beyond the depth are 0. The more rows, the less it costs to split or widen what they are multiplied by.
+// numbers, of which those beyond the depth are 0. The more rows, the less it costs to split or widen what they are
+// multiplied by.
 template <class T>
 constexpr int kMostRows = kSplits<T> ? 128 : kWidens<T> ? 48 : 32;
 
@@ -48,7 +49,6 @@ struct Right {
 
   int left_at(int part) const { return (part < left_parts ? part : part - left_parts) * depth; }
 };
-
 
 // Adds the product of one column of the left, or a pair of columns, and the row of each panel that meets it.
 template <class T, int kRows, int kPanels>

@@ -141,7 +141,10 @@ def assert_parity_under_preemption(
 
 @pytest.mark.parametrize(
     ("prompts", "num_tokens"),
-    [(FEW, SMOLLM2_TOKENS), pytest.param(PROMPTS, ALL_TOKENS, marks=pytest.mark.slow)],
+    [
+        (FEW, SMOLLM2_TOKENS),
+        pytest.param(PROMPTS, ALL_TOKENS, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
     ids=["quick", "all"],
 )
 def test_smollm2_with_packed_weights(
