@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from block_weights import draw_blocks
+from inferplane_kernels_triton.block_scale import BlockScale, WeightScale
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from kernel_checks import assert_close, exact_in_fp8, gpu
 from row_product import EPS, RowProduct
@@ -21,12 +23,16 @@ def check(
     config: MatvecConfig,
     *,
     quantized: bool = False,
+    block: tuple[int, int] | None = None,
     pdl: bool = False,
     **fused: bool,
 ) -> None:
+    scale: WeightScale = None
     weight = torch.randn(out_features, in_features, device=device).to(dtype)
-    numbers, scale = weight.double(), None
-    if quantized:
+    numbers = weight.double()
+    if block is not None:
+        weight, scale, numbers = draw_blocks(out_features, in_features, *block, device)
+    elif quantized:
         weight = exact_in_fp8(out_features, in_features, device=device).to(torch.float8_e4m3fn)
         scale = torch.rand(out_features, device=device) / 10
         numbers = weight.double() * scale.double()[:, None]
@@ -59,6 +65,16 @@ def test_fused(fused: dict, dtype: torch.dtype, device: torch.device):
     check(12, 100, dtype, device, SMALL, **fused)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "fused", [{}, {"has_bias": True}, {"gated": True, "has_norm": True, "has_residual": True}], ids=str
+)
+@pytest.mark.parametrize("block", [(128, 128), (1, 32), (6, 48)], ids=str)
+def test_blocks(block: tuple[int, int], fused: dict, dtype: torch.dtype, device: torch.device):
+    check(20, 200, dtype, device, SMALL, block=block, **fused)
+    check(10, 8, dtype, device, SMALL, block=block, **fused)
+
+
 def test_rows_of_a_wider_weight(device: torch.device):
     whole = torch.randn(10, 96, device=device)
     x = torch.randn(1, 64, device=device)
@@ -73,6 +89,8 @@ def test_what_does_not_fit_is_refused(device: torch.device):
     x = torch.zeros(1, 64, device=device)
     with pytest.raises(ValueError, match="residual and residual_out come together"):
         matvec(x, weight, norm=NormBefore(weight[0], EPS, x))
+    with pytest.raises(ValueError, match="of a multiple of 16 columns, not 8"):
+        matvec(x, weight, weight_scale=BlockScale(torch.ones(1, 8, device=device), 8, 8))
 
 
 @gpu
@@ -82,6 +100,7 @@ def test_at_real_shapes(shape: tuple[int, int], pdl: bool, device: torch.device)
     config = MatvecConfig()
     check(*shape, torch.bfloat16, device, config, pdl=pdl)
     check(*shape, torch.bfloat16, device, config, pdl=pdl, quantized=True)
+    check(*shape, torch.bfloat16, device, config, pdl=pdl, block=(128, 128))
     check(*shape, torch.bfloat16, device, config, pdl=pdl, has_norm=True, has_residual=True)
 
 
@@ -89,4 +108,7 @@ def test_at_real_shapes(shape: tuple[int, int], pdl: bool, device: torch.device)
 @pytest.mark.parametrize("pdl", [False, True])
 def test_gated_at_real_shapes(pdl: bool, device: torch.device):
     config = MatvecConfig()
-    check(28672, 4096, torch.bfloat16, device, config, pdl=pdl, gated=True, has_norm=True, has_residual=True)
+    fused = {"gated": True, "has_norm": True, "has_residual": True}
+    check(28672, 4096, torch.bfloat16, device, config, pdl=pdl, **fused)
+    check(28672, 4096, torch.bfloat16, device, config, pdl=pdl, block=(128, 128), **fused)
+    check(1152, 7168, torch.bfloat16, device, config, pdl=pdl, block=(128, 128), **fused)

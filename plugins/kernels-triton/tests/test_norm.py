@@ -46,7 +46,13 @@ def place_of(codes: torch.Tensor) -> torch.Tensor:
 
 
 def check_add_rms_norm_in_fp8(
-    num_tokens: int, dim: int, dtype: torch.dtype, device: torch.device, *, has_residual: bool
+    num_tokens: int,
+    dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    has_residual: bool,
+    by_group: bool = False,
 ) -> None:
     """What the two kernels make that it stands for, each of which is compared with float64 elsewhere. The squares may
     be added up in another order, so that the norm of some numbers in thousands rounds the other way and the code is
@@ -58,8 +64,8 @@ def check_add_rms_norm_in_fp8(
         normed, total = rms_norm(x, weight, EPS), x
     else:
         normed, total = add_rms_norm(x, residual.clone(), weight, EPS)
-    codes, scale, found = add_rms_norm_in_fp8(x, residual, weight, EPS)
-    want_codes, want_scale = quantize_per_token(normed)
+    codes, scale, found = add_rms_norm_in_fp8(x, residual, weight, EPS, by_group=by_group)
+    want_codes, want_scale = quantize_per_token(normed, by_group=by_group)
     steps = (place_of(codes) - place_of(want_codes)).abs()
     assert steps.max() <= 1 and steps.float().mean() <= 1e-3
     assert_close(scale, want_scale.double(), torch.finfo(dtype).eps)
@@ -71,6 +77,7 @@ def check_add_rms_norm_in_fp8(
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_add_rms_norm_in_fp8(has_residual: bool, dtype: torch.dtype, device: torch.device):
     check_add_rms_norm_in_fp8(3, 96, dtype, device, has_residual=has_residual)
+    check_add_rms_norm_in_fp8(3, 300, dtype, device, has_residual=has_residual, by_group=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,4 +114,7 @@ def test_strided_rows_are_refused(device: torch.device):
 def test_at_real_shapes(num_tokens: int, dim: int, device: torch.device):
     check_rms_norm(torch.randn(num_tokens, dim, device=device).bfloat16())
     check_add_rms_norm(num_tokens, dim, torch.bfloat16, device)
-    check_add_rms_norm_in_fp8(num_tokens, dim, torch.bfloat16, device, has_residual=True)
+    for by_group in (False, True):
+        check_add_rms_norm_in_fp8(
+            num_tokens, dim, torch.bfloat16, device, has_residual=True, by_group=by_group
+        )

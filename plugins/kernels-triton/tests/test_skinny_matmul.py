@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from block_weights import draw_blocks, draw_rows
 from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
 from kernel_checks import MATRIX_DTYPES, assert_close, exact_in_fp8, gpu, poisoned
 
@@ -23,18 +24,25 @@ def check(
     gated: bool = False,
     quantized: bool = False,
     rounded: bool = False,
+    block: tuple[int, int] | None = None,
     pdl: bool = False,
 ) -> None:
     x = torch.randn(num_tokens, in_features, device=device).to(dtype)
-    x_scale = None
-    if rounded:
+    wide_x, x_scale, scale = x.double(), None, None
+    if rounded and block is not None:
+        x, x_scale, wide_x = draw_rows(num_tokens, in_features, device)
+    elif rounded:
         x = exact_in_fp8(num_tokens, in_features, device=device).to(torch.float8_e4m3fn)
         x_scale = torch.rand(num_tokens, 1, device=device) / 20
+        wide_x = x.double() * x_scale.double()
     weight = torch.randn(out_features, in_features, device=device).to(dtype) / in_features**0.5
-    scale = None
-    if quantized:
+    numbers = weight.double()
+    if block is not None:
+        weight, scale, numbers = draw_blocks(out_features, in_features, *block, device)
+    elif quantized:
         weight = exact_in_fp8(out_features, in_features, device=device).to(torch.float8_e4m3fn)
         scale = torch.rand(out_features, device=device) / 20 / in_features**0.5
+        numbers = weight.double() * scale.double()[:, None]
     bias = torch.randn(out_features, device=device).to(dtype) if has_bias else None
     out = poisoned(num_tokens, out_features // 2 if gated else out_features, dtype=dtype, device=device)
     workspace = MatmulWorkspace.allocate(num_tokens, out_features, config.splits, device)
@@ -44,11 +52,7 @@ def check(
             x, weight, x_scale=x_scale, weight_scale=scale, bias=bias, gated=gated, out=out, workspace=workspace,
             config=config, pdl=pdl,
         )  # fmt: skip
-    want = x.double() @ weight.double().T
-    if scale is not None:
-        want = want * scale.double()
-    if x_scale is not None:
-        want = want * x_scale.double()
+    want = wide_x @ numbers.T
     if bias is not None:
         want = want + bias.double()
     if gated:
@@ -83,6 +87,16 @@ def test_fused(fused: dict, splits: int, device: torch.device):
     check(3, 40, 80, torch.float16, device, config, **fused)
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(
+    "fused", [{}, {"rounded": True}, {"gated": True, "rounded": True, "has_bias": True}], ids=str
+)
+@pytest.mark.parametrize("block", [(128, 128), (1, 128), (24, 256)], ids=str)
+def test_blocks(block: tuple[int, int], fused: dict, splits: int, device: torch.device):
+    config = MatmulConfig(rows=16, columns=256, splits=splits, num_stages=1)
+    check(3, 72, 328, torch.float16, device, config, block=block, **fused)
+
+
 def test_nothing_and_too_much(device: torch.device):
     weight = torch.zeros(16, 32, device=device)
     assert skinny_matmul(torch.zeros(0, 32, device=device), weight, config=SMALL).shape == (0, 16)
@@ -100,6 +114,10 @@ def test_at_real_shapes(num_tokens: int, pdl: bool, device: torch.device):
         check(num_tokens, 28672, 4096, torch.bfloat16, device, config, gated=True, pdl=pdl)
         check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, pdl=pdl)
         check(num_tokens, 4096, 14336, torch.bfloat16, device, config, quantized=True, rounded=True, pdl=pdl)
+        for shape in ((4096, 14336), (576, 7168), (7232, 1000)):
+            options = {"block": (128, 128), "rounded": True, "pdl": pdl}
+            check(num_tokens, *shape, torch.bfloat16, device, config, **options)
+            check(num_tokens, *shape, torch.bfloat16, device, config, gated=True, **options)
         check(
             num_tokens,
             28672,

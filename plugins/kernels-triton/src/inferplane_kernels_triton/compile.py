@@ -12,7 +12,7 @@ from pathlib import Path
 
 from triton.backends.compiler import GPUTarget
 
-from inferplane_kernels_triton.compile_cases import CASES, CUDA_CASES
+from inferplane_kernels_triton.compile_cases import CASES, CUDA_CASES, FP8_CASES, cases_for
 from inferplane_kernels_triton.compile_only import compile_only, parse_target
 from inferplane_kernels_triton.tuning import TuningTable
 
@@ -22,7 +22,7 @@ def compile_case(name: str, target: GPUTarget, tuning: TuningTable) -> str | Non
     begin = time.monotonic()
     with compile_only(target) as compiled:
         try:
-            (CASES | CUDA_CASES)[name](tuning)
+            (CASES | CUDA_CASES | FP8_CASES)[name](tuning)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -41,15 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
         "targets", nargs="+", type=parse_target, metavar="TARGET", help="hip:gfx942, cuda:90, …"
     )
     parser.add_argument(
-        "--case", action="append", choices=CASES | CUDA_CASES, help="only these; all by default"
+        "--case", action="append", choices=CASES | CUDA_CASES | FP8_CASES, help="only these; all by default"
     )
     parser.add_argument("--tuning", type=Path, help="a tuning table for these targets")
     chosen = parser.parse_args(arguments)
     tuning = TuningTable.read(chosen.tuning) if chosen.tuning else TuningTable({})
     failed = 0
     for target in chosen.targets:
-        known = CASES | CUDA_CASES if target.backend == "cuda" else CASES
-        for name in chosen.case or known:
+        for name in chosen.case or cases_for(target):
             if error := compile_case(name, target, tuning):
                 print(f"{target.backend}:{target.arch} {name} FAILED {error}", flush=True)
                 failed += 1

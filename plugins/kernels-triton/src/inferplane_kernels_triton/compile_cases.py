@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable
 
 import torch
+from triton.backends.compiler import GPUTarget
 
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.best_token import best_token
+from inferplane_kernels_triton.block_matmul import BlockMatmulConfig, block_matmul
+from inferplane_kernels_triton.block_scale import BlockScale
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.draw_token import draw_token
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
@@ -25,6 +28,7 @@ from inferplane_kernels_triton.moe_routing import topk_softmax
 from inferplane_kernels_triton.norm import add_rms_norm, add_rms_norm_in_fp8, rms_norm
 from inferplane_kernels_triton.packed_attention import causal_attention, encoder_attention
 from inferplane_kernels_triton.prefill_attention import PrefillConfig, prefill_attention
+from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 from inferplane_kernels_triton.rotary import rotary
 from inferplane_kernels_triton.skinny_matmul import MatmulConfig, skinny_matmul
@@ -188,6 +192,26 @@ def _skinny_matmul(tuning: TuningTable) -> None:
     skinny_matmul(_meta(8, 4096), weight.to(torch.float8_e4m3fn), weight_scale=scale, config=config)
 
 
+def _fp8_by_block(tuning: TuningTable) -> None:
+    """What few and many rows make of a weight, and what rounds them."""
+    fp8 = torch.float8_e4m3fn
+    weight, x, norm = _meta(28672, 4096, dtype=fp8), _meta(8192, 4096), _meta(4096)
+    scale = BlockScale(_meta(224, 32, dtype=torch.float32), 128, 128)
+    matvec(x[:1], weight, norm=NormBefore(norm, 1e-5, x[:1], x[:1]), weight_scale=scale, gated=True)
+    add_rms_norm_in_fp8(x, x, norm, 1e-5, by_group=True)
+    codes, x_scale = quantize_per_token(x, by_group=True)
+    for num_tokens, gated in ((8, True), (64, False)):
+        few, few_scale = quantize_per_token(x[:num_tokens], by_group=True)
+        config = MatmulConfig(splits=1 if gated else 2)
+        skinny_matmul(
+            few, weight, x_scale=few_scale, weight_scale=scale, gated=gated, out_dtype=BF16, config=config
+        )
+    for num_tokens in (100, 8192):
+        block_matmul(codes, x_scale, weight, scale, config=BlockMatmulConfig.default(num_tokens))
+    by_row = BlockScale(_meta(28672, 32, dtype=torch.float32), 1, 128)
+    block_matmul(codes, x_scale, weight, by_row)
+
+
 def _int4_matrix(out_features: int, in_features: int, *, has_zero: bool) -> Int4Matrix:
     groups = (out_features, in_features // 128)
     zero = _index(*groups, dtype=torch.int8) if has_zero else None
@@ -289,10 +313,20 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
     "experts_in_eight_bits": _experts_in_eight_bits,
     "experts_in_four_bits": _experts_in_four_bits,
 }
-"""By name; each compiles some kernels when it is called within `compile_only`."""
+"""Calls for every device."""
 
 CUDA_CASES: dict[str, Callable[[TuningTable], None]] = {
     "matvec_pdl": _matvec_pdl,
     "skinny_matmul_pdl": _skinny_matmul_pdl,
 }
 """Calls that only NVIDIA's compiler understands, from capability 9.0."""
+
+FP8_CASES: dict[str, Callable[[TuningTable], None]] = {"fp8_by_block": _fp8_by_block}
+"""Products of fp8 by fp8, which are for matrix units that have them: where these have nothing of the kind, as those of
+gfx1100, the compiler spells them out and takes minutes."""
+
+
+def cases_for(target: GPUTarget) -> dict[str, Callable[[TuningTable], None]]:
+    """By name; each compiles some kernels when it is called within `compile_only`."""
+    more = CUDA_CASES if target.backend == "cuda" else {}
+    return {**CASES, **more, **({} if target.arch == "gfx1100" else FP8_CASES)}

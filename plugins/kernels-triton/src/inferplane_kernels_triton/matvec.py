@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
+from inferplane_kernels_triton.block_scale import PIECE, WeightScale, add_product, row_scales, scale_arguments
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride
 
 
@@ -57,16 +58,19 @@ def _matvec(
     x_ptr, residual_ptr, residual_out_ptr, norm_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, weight_row,
     num_out, eps,
     IN: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program makes ROWS outputs; where GATED, row r of gate and of up make output r."""
     program = tl.program_id(0)
     rows = program * ROWS + tl.arange(0, ROWS)
     row_mask = rows < num_out
     row_starts = rows.to(tl.int64)[:, None] * weight_row
-    acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    up_acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    scales = row_scales(0, rows, IN, SCALE_ROWS, SCALE_COLUMNS)
+    up_scales = row_scales(0, num_out + rows, IN, SCALE_ROWS, SCALE_COLUMNS)
+    width: tl.constexpr = COLUMNS // PIECE if SCALE_COLUMNS > 0 else COLUMNS
+    acc = tl.zeros((ROWS, width), dtype=tl.float32)
+    up_acc = tl.zeros((ROWS, width), dtype=tl.float32)
     squares = tl.zeros((COLUMNS,), dtype=tl.float32)
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
     columns = tl.arange(0, COLUMNS)
@@ -96,11 +100,16 @@ def _matvec(
         if HAS_NORM:
             squares += wide * wide
             wide = wide * tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        acc += weight.to(tl.float32) * wide[None, :]
+        acc = add_product(
+            acc, weight, wide[None, :], scale_ptr, scales, row_mask, start, IN, HAS_SCALE, SCALE_COLUMNS, ROWS, COLUMNS
+        )  # fmt: skip
         weight = next_weight
         if GATED:
             next_up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
-            up_acc += up.to(tl.float32) * wide[None, :]
+            up_acc = add_product(
+                up_acc, up, wide[None, :], scale_ptr, up_scales, row_mask, start, IN, HAS_SCALE, SCALE_COLUMNS, ROWS,
+                COLUMNS,
+            )  # fmt: skip
             up = next_up
     total = tl.sum(acc, axis=1)
     up_total = tl.sum(up_acc, axis=1)
@@ -108,10 +117,10 @@ def _matvec(
         factor = tl.rsqrt(tl.sum(squares, axis=0) / IN + eps)
         total *= factor
         up_total *= factor
-    if HAS_SCALE:
-        total *= tl.load(scale_ptr + rows, mask=row_mask, other=0.0)
+    if HAS_SCALE and SCALE_COLUMNS == 0:
+        total *= tl.load(scale_ptr + scales, mask=row_mask, other=0.0)
         if GATED:
-            up_total *= tl.load(scale_ptr + num_out + rows, mask=row_mask, other=0.0)
+            up_total *= tl.load(scale_ptr + up_scales, mask=row_mask, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias_ptr + rows, mask=row_mask, other=0.0).to(tl.float32)
         if GATED:
@@ -126,7 +135,7 @@ def matvec(
     weight: torch.Tensor,
     *,
     norm: NormBefore | None = None,
-    weight_scale: torch.Tensor | None = None,
+    weight_scale: WeightScale = None,
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
@@ -136,8 +145,9 @@ def matvec(
     """``x @ weight.T`` for a single row, summed in float32.
 
     ``x: [1, in_features]``, ``weight: [out_features, in_features]`` of any floating dtype with contiguous rows,
-    ``weight_scale: [out_features]`` float32 where the weight is quantized per channel, ``bias: [out_features]``.
-    ``gated``: the first half of the weight is a gate, and the result is ``silu(gate) * up``, half as wide.
+    ``weight_scale: [out_features]`` float32 where the weight is quantized per channel, or a `BlockScale`,
+    ``bias: [out_features]``. ``gated``: the first half of the weight is a gate, and the result is ``silu(gate) * up``,
+    half as wide.
     Returns ``out``: [1, out_features], by default a new tensor in x's dtype.
     """
     require_unit_stride(x=x, weight=weight)
@@ -150,15 +160,15 @@ def matvec(
         num_out //= 2
     if out is None:
         out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    columns = min(config.columns, triton.next_power_of_2(in_features))
+    columns = max(PIECE.value, min(config.columns, triton.next_power_of_2(in_features)))
+    scale, scale_constants = scale_arguments(weight_scale, weight)
     residual = norm.residual if norm else None
     _matvec[(triton.cdiv(num_out, config.rows),)](
         x, x if residual is None else residual, norm.residual_out if norm else None, norm.weight if norm else None,
-        weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
+        weight, weight[num_out:] if gated else weight, scale, bias, out,
         weight.stride(0), num_out, norm.eps if norm else 0.0,
         IN=in_features, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None,
-        HAS_SCALE=weight_scale is not None, HAS_BIAS=bias is not None, GATED=gated, ROWS=config.rows,
-        COLUMNS=columns, UNROLL=config.unroll, PDL=pdl,
-        **options(pdl, num_warps=config.num_warps),
+        **scale_constants, HAS_BIAS=bias is not None, GATED=gated, ROWS=config.rows, COLUMNS=columns,
+        UNROLL=config.unroll, PDL=pdl, **options(pdl, num_warps=config.num_warps),
     )  # fmt: skip
     return out

@@ -8,10 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from inferplane_kernels_triton.block_scale import PIECE, columns_of_tile, row_scales
 from inferplane_kernels_triton.launch import require_unit_stride
-
-PIECE = tl.constexpr(16)
-"""Columns that are summed up before their scale multiplies them, where a row has several scales."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,8 @@ class WeightArguments:
     """``SCALE_COLUMNS`` 0 stands for a whole row."""
 
     def columns_of_tile(self, columns: int) -> int:
-        """At most as many, a power of two, so that no tile has columns of two scales."""
-        size = self.constants["SCALE_COLUMNS"]
-        return min(columns, size & -size) if size else columns
+        """At most as many, so that no tile has columns of two scales."""
+        return columns_of_tile(columns, self.constants["SCALE_COLUMNS"])
 
 
 def weight_arguments(weight: torch.Tensor | ExpertCodes) -> WeightArguments:
@@ -67,22 +64,5 @@ def scale_starts(
     expert, rows, NUM_OUT, IN: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr
 ):
     """Where the scales begin of some rows of one expert's matrix, which has ``NUM_OUT``."""
-    per_row: tl.constexpr = (IN + SCALE_COLUMNS - 1) // SCALE_COLUMNS if SCALE_COLUMNS > 0 else 1
     blocks = (NUM_OUT + SCALE_ROWS - 1) // SCALE_ROWS
-    return (expert.to(tl.int64) * blocks + rows // SCALE_ROWS) * per_row
-
-
-@triton.jit
-def add_product(
-    acc, weight, x, scale_ptr, starts, row_mask, start,
-    IN: tl.constexpr, HAS_SCALE: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Adds ``weight: [ROWS, COLUMNS]`` from column ``start`` on, times ``x: [1, COLUMNS]``, to as many sums; where a
-    row has several scales to a sum for each piece of a row. A row's only scale is left for the end."""
-    product = weight.to(tl.float32) * x
-    if HAS_SCALE and SCALE_COLUMNS > 0:
-        product = tl.sum(tl.reshape(product, (ROWS, COLUMNS // PIECE, PIECE)), axis=2)
-        columns = start + tl.arange(0, COLUMNS // PIECE) * PIECE
-        places = starts[:, None] + (columns // SCALE_COLUMNS)[None, :]
-        product *= tl.load(scale_ptr + places, mask=row_mask[:, None] & (columns < IN)[None, :], other=0.0)
-    return acc + product
+    return row_scales(expert.to(tl.int64) * blocks, rows, IN, SCALE_ROWS, SCALE_COLUMNS)

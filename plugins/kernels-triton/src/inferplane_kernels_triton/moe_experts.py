@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import gated_activation
+from inferplane_kernels_triton.block_scale import add_dot
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
 from inferplane_kernels_triton.launch import (
     SECTOR_BYTES,
@@ -67,17 +68,6 @@ class ExpertsConfig:
 
 
 @triton.jit
-def _add_dot(acc, weight, x, scales, row_mask, start, SCALE_COLUMNS: tl.constexpr):
-    """Columns from ``start`` on, which share a scale where a row has several; its only one is left for the end."""
-    weight = weight.to(x.dtype)
-    if SCALE_COLUMNS > 0:
-        scale = tl.load(scales + start // SCALE_COLUMNS, mask=row_mask, other=0.0)
-        return acc + tl.dot(weight, x, input_precision="ieee") * scale[:, None]
-    else:
-        return tl.dot(weight, x, acc, input_precision="ieee")
-
-
-@triton.jit
 def _expert_product(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, order_ptr, starts_ptr, topk_weights_ptr, x_row, weight_expert,
     weight_row, num_out, alpha, limit,
@@ -126,10 +116,10 @@ def _expert_product(
             x_mask = exists[:, None] & (columns < IN)
             x = tl.trans(tl.load(x_ptr + sources[:, None] * x_row + columns, mask=x_mask, other=0.0))
             weight = tl.load(weight_ptr + row_starts + columns, mask=mask, other=0.0)
-            acc = _add_dot(acc, weight, x, scales, row_mask, start, SCALE_COLUMNS)
+            acc = add_dot(acc, weight, x, scales, 1.0, row_mask, start, SCALE_COLUMNS)
             if GATED:
                 up = tl.load(up_ptr + row_starts + columns, mask=mask, other=0.0)
-                up_acc = _add_dot(up_acc, up, x, up_scales, row_mask, start, SCALE_COLUMNS)
+                up_acc = add_dot(up_acc, up, x, up_scales, 1.0, row_mask, start, SCALE_COLUMNS)
         if HAS_SCALE and SCALE_COLUMNS == 0:
             acc *= tl.load(scales, mask=row_mask, other=0.0)[:, None]
             if GATED:

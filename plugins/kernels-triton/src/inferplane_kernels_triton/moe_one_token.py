@@ -13,14 +13,9 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import gated_activation
+from inferplane_kernels_triton.block_scale import PIECE, add_product
 from inferplane_kernels_triton.launch import begin, options
-from inferplane_kernels_triton.moe_codes import (
-    PIECE,
-    ExpertCodes,
-    add_product,
-    scale_starts,
-    weight_arguments,
-)
+from inferplane_kernels_triton.moe_codes import ExpertCodes, scale_starts, weight_arguments
 
 MAX_STEPS = 32
 """Parts that a program reads at most. Its loops are unrolled, so that loads wait for nothing, and code has limits."""

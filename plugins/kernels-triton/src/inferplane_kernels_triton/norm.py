@@ -7,15 +7,16 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.launch import begin, options, require_unit_stride, warps_for
-from inferplane_kernels_triton.quantize import fp8_of_row
+from inferplane_kernels_triton.quantize import Fp8Rows, store_in_fp8
 
 
 @triton.jit(do_not_specialize=["inner"])
 def _rms_norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, inner, x_outer, x_inner, residual_row, dim, eps,
-    HAS_RESIDUAL: tl.constexpr, QUANTIZES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program normalizes one row; row r lies at ``(r // inner) * x_outer + (r % inner) * x_inner``."""
+    """One program normalizes one row; row r lies at ``(r // inner) * x_outer + (r % inner) * x_inner``. Where GROUP is
+    not 0, the result is in fp8, with a scale for so many columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < dim
@@ -31,10 +32,10 @@ def _rms_norm(
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / dim + eps)
     normed = (wide * scale).to(x.dtype)
     out = (weight.to(tl.float32) * normed.to(tl.float32)).to(x.dtype)
-    if QUANTIZES:
-        out, scale = fp8_of_row(out.to(tl.float32), out_ptr.dtype.element_ty)
-        tl.store(scale_ptr + row, scale)
-    tl.store(out_ptr + row * dim + columns, out, mask=mask)
+    if GROUP > 0:
+        store_in_fp8(out.to(tl.float32), out_ptr, scale_ptr, row, dim, BLOCK, GROUP)
+    else:
+        tl.store(out_ptr + row * dim + columns, out, mask=mask)
 
 
 def rms_norm(
@@ -60,7 +61,7 @@ def rms_norm(
     if outer * inner:
         _rms_norm[(outer * inner,)](
             x3, x3, weight, out, None, inner, x3.stride(0), x3.stride(1), 0, dim, eps,
-            HAS_RESIDUAL=False, QUANTIZES=False, BLOCK=triton.next_power_of_2(dim), PDL=pdl,
+            HAS_RESIDUAL=False, GROUP=0, BLOCK=triton.next_power_of_2(dim), PDL=pdl,
             **options(pdl, num_warps=warps_for(dim)),
         )  # fmt: skip
     return out
@@ -86,30 +87,34 @@ def add_rms_norm(
     if num_tokens:
         _rms_norm[(num_tokens,)](
             x, residual, weight, out, None, 1, x.stride(0), 0, residual.stride(0), dim, eps,
-            HAS_RESIDUAL=True, QUANTIZES=False, BLOCK=triton.next_power_of_2(dim), PDL=pdl,
+            HAS_RESIDUAL=True, GROUP=0, BLOCK=triton.next_power_of_2(dim), PDL=pdl,
             **options(pdl, num_warps=warps_for(dim)),
         )  # fmt: skip
     return out, residual
 
 
 def add_rms_norm_in_fp8(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, *, pdl: bool = False
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    by_group: bool = False,
+    pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`quantize_per_token` of what `add_rms_norm` makes, or `rms_norm` without a residual, and ``x + residual``.
 
     ``x, residual: [num_tokens, dim]`` with contiguous rows, ``weight: [dim]``. Returns ``[num_tokens, dim]``
-    float8_e4m3fn, its scales ``[num_tokens, 1]`` float32, and residual, which was changed in place, or x without one.
+    float8_e4m3fn, its scales as `quantize_per_token` does, and residual, which was changed in place, or x without one.
     """
     require_unit_stride(x=x)
     num_tokens, dim = x.shape
     total = x if residual is None else residual
     require_unit_stride(residual=total)
-    out = torch.empty((num_tokens, dim), dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty((num_tokens, 1), dtype=torch.float32, device=x.device)
+    out = Fp8Rows.empty(num_tokens, dim, x.device, by_group=by_group)
     if num_tokens:
         _rms_norm[(num_tokens,)](
-            x, total, weight, out, scale, 1, x.stride(0), 0, total.stride(0), dim, eps,
-            HAS_RESIDUAL=residual is not None, QUANTIZES=True, BLOCK=triton.next_power_of_2(dim), PDL=pdl,
-            **options(pdl, num_warps=warps_for(dim)),
+            x, total, weight, out.codes, out.scale, 1, x.stride(0), 0, total.stride(0), dim, eps,
+            HAS_RESIDUAL=residual is not None, **out.constants, PDL=pdl, **options(pdl, num_warps=warps_for(dim)),
         )  # fmt: skip
-    return out, scale, total
+    return out.codes, out.scale, total

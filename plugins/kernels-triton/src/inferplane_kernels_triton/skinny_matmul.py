@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 
 from inferplane_kernels_triton.activation import silu
+from inferplane_kernels_triton.block_scale import (
+    BlockScale,
+    WeightScale,
+    add_dot,
+    columns_of_tile,
+    row_scales,
+    scale_arguments,
+)
 from inferplane_kernels_triton.launch import SECTOR_BYTES, begin, options, prefetch, require_unit_stride
+from inferplane_kernels_triton.quantize import X_GROUP, group_stride
 
 MAX_TOKENS = 64
 
@@ -80,13 +89,13 @@ def collect_partials(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.con
     return acc
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "x_scale_group"])
 def _skinny_matmul(
     x_ptr, x_scale_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
-    x_row, weight_row, out_row, num_tokens, num_out,
-    IN: tl.constexpr, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    x_row, x_scale_group, weight_row, out_row, num_tokens, num_out,
+    IN: tl.constexpr, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of the weight, one split of its columns, all tokens."""
     tile = tl.program_id(0)
@@ -95,7 +104,13 @@ def _skinny_matmul(
     first = split * share
     rows = tile * ROWS + tl.arange(0, ROWS)
     tokens = tl.arange(0, TOKENS)
-    row_mask = (rows < num_out)[:, None]
+    in_range = rows < num_out
+    row_mask = in_range[:, None]
+    scales = scale_ptr
+    up_scales = scale_ptr
+    if HAS_SCALE:
+        scales += row_scales(0, rows, IN, SCALE_ROWS, SCALE_COLUMNS)
+        up_scales += row_scales(0, num_out + rows, IN, SCALE_ROWS, SCALE_COLUMNS)
     row_starts = rows.to(tl.int64)[:, None] * weight_row
     token_starts = tokens[:, None] * x_row
     acc = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
@@ -117,12 +132,16 @@ def _skinny_matmul(
         mask = row_mask & (columns < IN)
         cells = row_starts + columns
         x_mask = (tokens < num_tokens)[:, None] & (columns < IN)
+        x_scale = 1.0
+        if HAS_X_SCALE and SCALE_COLUMNS > 0:
+            places = start // X_GROUP * x_scale_group + tokens
+            x_scale = tl.load(x_scale_ptr + places, mask=tokens < num_tokens, other=0.0)[None, :]
         x = tl.trans(tl.load(x_ptr + token_starts + columns, mask=x_mask, other=0.0))
         weight = tl.load(weight_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
-        acc = tl.dot(weight.to(x.dtype), x, acc, input_precision="ieee")
+        acc = add_dot(acc, weight, x, scales, x_scale, in_range, start, SCALE_COLUMNS)
         if GATED:
             up = tl.load(up_ptr + cells, mask=mask, other=0.0, eviction_policy="evict_first")
-            up_acc = tl.dot(up.to(x.dtype), x, up_acc, input_precision="ieee")
+            up_acc = add_dot(up_acc, up, x, up_scales, x_scale, in_range, start, SCALE_COLUMNS)
     is_last = True
     if SPLITS > 1:
         size: tl.constexpr = ROWS * TOKENS
@@ -141,16 +160,15 @@ def _skinny_matmul(
             if GATED:
                 up_acc = collect_partials(mine + size, split_size, SPLITS, ROWS, TOKENS)
     if is_last:
-        in_range = rows < num_out
-        if HAS_X_SCALE:
+        if HAS_X_SCALE and SCALE_COLUMNS == 0:
             x_scale = tl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)[None, :]
             acc *= x_scale
             if GATED:
                 up_acc *= x_scale
-        if HAS_SCALE:
-            acc *= tl.load(scale_ptr + rows, mask=in_range, other=0.0)[:, None]
+        if HAS_SCALE and SCALE_COLUMNS == 0:
+            acc *= tl.load(scales, mask=in_range, other=0.0)[:, None]
             if GATED:
-                up_acc *= tl.load(scale_ptr + num_out + rows, mask=in_range, other=0.0)[:, None]
+                up_acc *= tl.load(up_scales, mask=in_range, other=0.0)[:, None]
         if HAS_BIAS:
             acc += tl.load(bias_ptr + rows, mask=in_range, other=0.0).to(tl.float32)[:, None]
             if GATED:
@@ -167,7 +185,7 @@ def skinny_matmul(
     weight: torch.Tensor,
     *,
     x_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
+    weight_scale: WeightScale = None,
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
@@ -179,11 +197,12 @@ def skinny_matmul(
     """``x @ weight.T`` for up to 64 rows, summed in float32.
 
     ``x: [num_tokens, in_features]``, ``weight: [out_features, in_features]`` of any floating dtype (converted to x's),
-    both with contiguous rows, ``weight_scale: [out_features]`` float32 where the weight is quantized per channel,
-    ``x_scale: [num_tokens, 1]`` float32 where x is quantized per token (two of fp8 are multiplied as they are),
-    ``bias: [out_features]``. ``gated``: the first half of the weight is a gate, and the result is ``silu(gate) * up``,
-    half as wide. With splits a workspace is needed; give one where launches are captured in a graph, or leave it out
-    and one is allocated. Returns ``out``: [num_tokens, out_features], by default a new tensor of ``out_dtype`` or x's.
+    both with contiguous rows, ``weight_scale: [out_features]`` float32 where the weight is quantized per channel, or a
+    `BlockScale`, ``x_scale: [num_tokens, 1]`` float32 where x is quantized per token (two of fp8 are multiplied as they
+    are), beside a `BlockScale` by group as of `quantize_per_token`, ``bias: [out_features]``. ``gated``: the first half
+    of the weight is a gate, and the result is ``silu(gate) * up``, half as wide. With splits a workspace is needed;
+    give one where launches are captured in a graph, or leave it out and one is allocated. Returns ``out``: [num_tokens,
+    out_features], by default a new tensor of ``out_dtype`` or x's.
     """
     require_unit_stride(x=x, weight=weight)
     num_tokens, in_features = x.shape
@@ -196,14 +215,17 @@ def skinny_matmul(
         out = torch.empty((num_tokens, num_out), dtype=out_dtype or x.dtype, device=x.device)
     if workspace is None and config.splits > 1:
         workspace = MatmulWorkspace.allocate(num_tokens, len(weight), config.splits, x.device)
+    scale, scale_constants = scale_arguments(weight_scale, weight)
+    columns, x_scale_group = columns_of_tile(config.columns, scale_constants["SCALE_COLUMNS"]), 0
+    if x_scale is not None and isinstance(weight_scale, BlockScale):
+        columns, x_scale_group = columns_of_tile(columns, X_GROUP.value), group_stride(x, x_scale)
     if num_tokens:
         _skinny_matmul[(triton.cdiv(num_out, config.rows), config.splits)](
-            x, x_scale, weight, weight[num_out:] if gated else weight, weight_scale, bias, out,
+            x, x_scale, weight, weight[num_out:] if gated else weight, scale, bias, out,
             workspace.partial if workspace else None, workspace.arrived if workspace else None,
-            x.stride(0), weight.stride(0), out.stride(0), num_tokens, num_out,
-            IN=in_features, HAS_X_SCALE=x_scale is not None, HAS_SCALE=weight_scale is not None,
-            HAS_BIAS=bias is not None, GATED=gated, TOKENS=padded_tokens(num_tokens), ROWS=config.rows,
-            COLUMNS=config.columns, SPLITS=config.splits, STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl,
-            **options(pdl, num_warps=config.num_warps),
+            x.stride(0), x_scale_group, weight.stride(0), out.stride(0), num_tokens, num_out,
+            IN=in_features, HAS_X_SCALE=x_scale is not None, **scale_constants, HAS_BIAS=bias is not None, GATED=gated,
+            TOKENS=padded_tokens(num_tokens), ROWS=config.rows, COLUMNS=columns, SPLITS=config.splits,
+            STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, **options(pdl, num_warps=config.num_warps),
         )  # fmt: skip
     return out
