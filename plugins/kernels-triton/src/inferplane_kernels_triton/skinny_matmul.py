@@ -89,6 +89,17 @@ def collect_partials(partial_ptr, split_size, SPLITS: tl.constexpr, ROWS: tl.con
     return acc
 
 
+@triton.jit
+def finish(acc, x_scale, scales, bias_ptr, rows, row_mask, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Whole sums ``[ROWS, TOKENS]`` of the weight's rows ``rows``, times the scales of tokens and rows, plus bias."""
+    acc *= x_scale
+    if HAS_SCALE:
+        acc *= tl.load(scales, mask=row_mask, other=0.0)[:, None]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + rows, mask=row_mask, other=0.0).to(tl.float32)[:, None]
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_tokens", "x_scale_group"])
 def _skinny_matmul(
     x_ptr, x_scale_ptr, weight_ptr, up_ptr, scale_ptr, bias_ptr, out_ptr, partial_ptr, arrived_ptr,
@@ -160,20 +171,13 @@ def _skinny_matmul(
             if GATED:
                 up_acc = collect_partials(mine + size, split_size, SPLITS, ROWS, TOKENS)
     if is_last:
+        x_scale = 1.0
         if HAS_X_SCALE and SCALE_COLUMNS == 0:
             x_scale = tl.load(x_scale_ptr + tokens, mask=tokens < num_tokens, other=0.0)[None, :]
-            acc *= x_scale
-            if GATED:
-                up_acc *= x_scale
-        if HAS_SCALE and SCALE_COLUMNS == 0:
-            acc *= tl.load(scales, mask=in_range, other=0.0)[:, None]
-            if GATED:
-                up_acc *= tl.load(up_scales, mask=in_range, other=0.0)[:, None]
-        if HAS_BIAS:
-            acc += tl.load(bias_ptr + rows, mask=in_range, other=0.0).to(tl.float32)[:, None]
-            if GATED:
-                up_acc += tl.load(bias_ptr + num_out + rows, mask=in_range, other=0.0).to(tl.float32)[:, None]
+        by_row: tl.constexpr = HAS_SCALE and SCALE_COLUMNS == 0
+        acc = finish(acc, x_scale, scales, bias_ptr, rows, in_range, by_row, HAS_BIAS)
         if GATED:
+            up_acc = finish(up_acc, x_scale, up_scales, bias_ptr, num_out + rows, in_range, by_row, HAS_BIAS)
             acc = silu(acc) * up_acc
         out_cells = tokens[None, :].to(tl.int64) * out_row + rows[:, None]
         out_mask = row_mask & (tokens < num_tokens)[None, :]
