@@ -13,6 +13,7 @@ def test_a_capability_without_a_table():
 
 def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     # late: other tests set Triton to interpret, which it reads when it is first imported
+    from inferplane_kernels_triton.block_matmul import BlockMatmulConfig
     from inferplane_kernels_triton.decode_attention import DecodeConfig
     from inferplane_kernels_triton.int4_dequantize import DequantizeConfig
     from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig
@@ -38,6 +39,9 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
         "skinny_matmul_gated": MatmulConfig(),
         "skinny_matmul_fp8": MatmulConfig(),
         "skinny_matmul_gated_fp8": MatmulConfig(),
+        "skinny_matmul_fp8_block": MatmulConfig(),
+        "skinny_matmul_gated_fp8_block": MatmulConfig(),
+        "block_matmul": BlockMatmulConfig(),
         "int4_fixed_matvec": Int4FixedMatvecConfig(),
         "int4_fixed_matvec_gated": Int4FixedMatvecConfig(),
         "int4_dequantize": DequantizeConfig(),

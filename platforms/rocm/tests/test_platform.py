@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from inferplane.api.quantized_weight import Activation
 from inferplane_kernels_triton.decode_attention import DecodeConfig
 from inferplane_rocm import launch, plugin
 from inferplane_rocm.launch import LAUNCH
-from inferplane_rocm.linear import RocmFp8Linear
+from inferplane_rocm.linear import RocmFp8BlockLinear, RocmFp8Linear
 from inferplane_rocm.platform import RocmPlatform
 from inferplane_rocm.probing import describe
 from inferplane_rocm.runtime import RocmRuntime
@@ -41,7 +43,12 @@ def test_what_it_offers() -> None:
         "rocm_torch",
     ]
     assert [each.name for each in plugin.linear_kernels()] == ["rocm_dense"]
-    assert [each.name for each in plugin.quantized_linear_kernels()] == ["rocm_fp8", "rocm_int4", "rocm_int8"]
+    assert [each.name for each in plugin.quantized_linear_kernels()] == [
+        "rocm_fp8",
+        "rocm_fp8_block",
+        "rocm_int4",
+        "rocm_int8",
+    ]
     assert {each.op for each in plugin.op_implementations()} >= {"rms_norm", "rotary"}
 
 
@@ -79,3 +86,5 @@ def test_fp8_weights_are_for_gpus_with_their_format(architecture: str, reason: s
     shape = LinearShape("w", 128, 256, torch.bfloat16, False, scheme)
     device = describe(Gpu("", architecture, 256, 64, 1 << 30), 0)
     assert RocmFp8Linear.unsupported_reason(shape, device) == reason
+    block = replace(shape, scheme=replace(scheme, granularity=Granularity(128, 128)))
+    assert RocmFp8BlockLinear.unsupported_reason(block, device) == reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferplane_cuda.launch import LAUNCH
+from inferplane_torch_accelerator.fp8_block_linear import Fp8BlockLinear
 from inferplane_torch_accelerator.fp8_linear import Fp8Linear
 from inferplane_torch_accelerator.int4_linear import Int4Linear
 from inferplane_torch_accelerator.int8_linear import Int8Linear
@@ -20,6 +21,13 @@ class CudaFp8Linear(Fp8Linear):
     """fp8 weights."""
 
     name = "cuda_fp8"
+    launch = LAUNCH
+
+
+class CudaFp8BlockLinear(Fp8BlockLinear):
+    """fp8 weights with a scale for each block."""
+
+    name = "cuda_fp8_block"
     launch = LAUNCH
 
 

@@ -50,9 +50,9 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
 
 @hookimpl
 def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
-    from inferplane_cuda.linear import CudaFp8Linear, CudaInt4Linear, CudaInt8Linear
+    from inferplane_cuda.linear import CudaFp8BlockLinear, CudaFp8Linear, CudaInt4Linear, CudaInt8Linear
 
-    return [CudaFp8Linear, CudaInt4Linear, CudaInt8Linear]
+    return [CudaFp8Linear, CudaFp8BlockLinear, CudaInt4Linear, CudaInt8Linear]
 
 
 @hookimpl

@@ -56,9 +56,9 @@ def linear_kernels() -> Sequence[type[LinearKernel]]:
 
 @hookimpl
 def quantized_linear_kernels() -> Sequence[type[QuantizedLinearKernel]]:
-    from inferplane_rocm.linear import RocmFp8Linear, RocmInt4Linear, RocmInt8Linear
+    from inferplane_rocm.linear import RocmFp8BlockLinear, RocmFp8Linear, RocmInt4Linear, RocmInt8Linear
 
-    return [RocmFp8Linear, RocmInt4Linear, RocmInt8Linear]
+    return [RocmFp8Linear, RocmFp8BlockLinear, RocmInt4Linear, RocmInt8Linear]
 
 
 @hookimpl

@@ -31,8 +31,12 @@ class BlockMatmulConfig:
     num_stages: int = 3
 
     @classmethod
-    def default(cls, num_tokens: int) -> BlockMatmulConfig:
-        return cls() if num_tokens > 256 else cls(tokens=64, num_warps=4)
+    def default(cls, num_tokens: int, out_features: int) -> BlockMatmulConfig:
+        """Tiles so small that there are enough of them to occupy a GPU."""
+        tiles = triton.cdiv(num_tokens, 128) * triton.cdiv(out_features, 128)
+        if tiles >= 256:
+            return cls()
+        return cls(tokens=64, num_warps=4) if tiles >= 64 else cls(tokens=64, rows=64, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "x_scale_group"])
@@ -108,7 +112,7 @@ def block_matmul(
     if out is None:
         out = torch.empty((num_tokens, num_out), dtype=out_dtype, device=x.device)
     if config is None:
-        config = BlockMatmulConfig.default(num_tokens)
+        config = BlockMatmulConfig.default(num_tokens, num_out)
     columns = columns_of_tile(columns_of_tile(config.columns, X_GROUP.value), weight_scale.columns)
     if num_tokens:
         _block_matmul[(triton.cdiv(num_tokens, config.tokens) * triton.cdiv(num_out, config.rows),)](

@@ -206,8 +206,8 @@ def _fp8_by_block(tuning: TuningTable) -> None:
         skinny_matmul(
             few, weight, x_scale=few_scale, weight_scale=scale, gated=gated, out_dtype=BF16, config=config
         )
-    for num_tokens in (100, 8192):
-        block_matmul(codes, x_scale, weight, scale, config=BlockMatmulConfig.default(num_tokens))
+    for num_tokens in (100, 300, 8192):
+        block_matmul(codes, x_scale, weight, scale, config=BlockMatmulConfig.default(num_tokens, 4096))
     by_row = BlockScale(_meta(28672, 32, dtype=torch.float32), 1, 128)
     block_matmul(codes, x_scale, weight, by_row)
 

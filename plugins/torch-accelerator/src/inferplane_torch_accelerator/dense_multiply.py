@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
+from inferplane_kernels_triton.block_scale import WeightScale
 from inferplane_kernels_triton.matvec import NormBefore, matvec
 from inferplane_kernels_triton.skinny_matmul import skinny_matmul
 from inferplane_torch_accelerator.fused_product import FusedProduct
@@ -20,15 +21,14 @@ from inferplane_torch_accelerator.products import (
 
 
 class WeightProduct(FusedProduct):
-    """``weight: [out, in]`` in any type that the kernel of one row reads, with ``scale: [out]`` float32 where it has
-    one."""
+    """``weight: [out, in]`` in any type that the kernel of one row reads, with a scale where it has one."""
 
     def __init__(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         launch: Launch,
-        scale: torch.Tensor | None = None,
+        scale: WeightScale = None,
     ) -> None:
         super().__init__(bias, pdl=launch.pdl(weight.device))
         self._weight = weight

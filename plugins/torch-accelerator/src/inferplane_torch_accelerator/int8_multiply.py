@@ -33,7 +33,7 @@ class Int8Multiply(WeightProduct):
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         """The scaled numbers are rounded once, as where a weight is dequantized while it is loaded."""
-        assert self._scale is not None
+        assert isinstance(self._scale, torch.Tensor)
         weight = self._space[: self._weight.numel()].view(x.dtype).view(self._weight.shape)
         weight.copy_(self._weight)
         weight.mul_(self._scale.unsqueeze(1))

@@ -65,6 +65,22 @@ def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dic
     return choices
 
 
+_PROGRAMS = 96
+"""At least so many should share a product; fewer leave most of a GPU without work."""
+
+
+def few_rows_by_block(weight: torch.Tensor, width: int, launch: Launch, *, is_gated: bool) -> FewRowsChoice:
+    """For up to ``width`` rows of a weight in fp8 with scales of blocks, which no library multiplies."""
+    out_features, in_features = weight.shape
+    num_out = out_features // 2 if is_gated else out_features
+    tiles = -(-num_out // MatmulConfig.rows)
+    splits = min(8, rounded_up(-(-_PROGRAMS // tiles)), max(1, in_features // 512))
+    kernel = "skinny_matmul_gated_fp8_block" if is_gated else "skinny_matmul_fp8_block"
+    config = launch.config(kernel, (width, out_features, in_features), MatmulConfig(splits=splits), weight)
+    space = shared_workspace(weight.device, out_features, config.splits) if config.splits > 1 else None
+    return FewRowsChoice(config, space)
+
+
 def for_many_rows(weight: torch.Tensor, launch: Launch) -> ManyRowsConfig | None:
     """None where one product is as fast as any, or nothing was measured."""
     return launch.measured("many_rows", tuple(weight.shape), ManyRowsConfig(), weight)

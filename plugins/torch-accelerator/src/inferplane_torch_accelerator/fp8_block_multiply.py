@@ -1,0 +1,89 @@
+"""Products by an fp8 weight with a scale for each block: rows rounded by groups of columns, a single one as it is."""
+
+from __future__ import annotations
+
+import torch
+
+from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.block_matmul import BlockMatmulConfig, block_matmul
+from inferplane_kernels_triton.block_scale import BlockScale
+from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
+from inferplane_kernels_triton.quantize import quantize_per_token
+from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, padded_tokens, skinny_matmul
+from inferplane_torch_accelerator.dense_multiply import WeightProduct
+from inferplane_torch_accelerator.launch import Launch
+from inferplane_torch_accelerator.products import few_rows_by_block, rounded_up
+
+_FEW = (16, 32, 64)
+_MANY = tuple(2**power for power in range(MAX_TOKENS.bit_length(), 14))
+"""To which numbers of rows are rounded up; more are multiplied as the last."""
+
+
+class Fp8BlockMultiply(WeightProduct):
+    """``weight: [out, in]`` float8_e4m3fn. The norm before several rows rounds them."""
+
+    def __init__(
+        self, weight: torch.Tensor, scale: BlockScale, bias: torch.Tensor | None, launch: Launch
+    ) -> None:
+        super().__init__(weight, bias, launch, scale)
+        self._blocks = scale
+        self._for_few_rows = [
+            {width: few_rows_by_block(weight, width, launch, is_gated=gated) for width in _FEW}
+            for gated in (False, True)
+        ]
+        self._for_many_rows = {
+            rows: launch.config(
+                "block_matmul", (rows, *weight.shape), BlockMatmulConfig.default(rows, len(weight)), weight
+            )
+            for rows in _MANY
+        }
+
+    def after_add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.shape[0] == 1:
+            return super().after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
+        codes, scale, total = add_rms_norm_in_fp8(x, residual, weight, eps, by_group=True, pdl=self._pdl)
+        return self._multiply(codes, scale, x.dtype, is_gated), total
+
+    def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(*quantize_per_token(x, by_group=True, pdl=self._pdl), x.dtype, is_gated=False)
+
+    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(*quantize_per_token(x, by_group=True, pdl=self._pdl), x.dtype, is_gated=True)
+
+    def _multiply(
+        self, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, is_gated: bool
+    ) -> torch.Tensor:
+        """``codes`` and ``scale`` of `quantize_per_token` by group."""
+        if len(codes) <= MAX_TOKENS:
+            choice = self._for_few_rows[is_gated][padded_tokens(len(codes))]
+            return skinny_matmul(
+                codes,
+                self._weight,
+                x_scale=scale,
+                weight_scale=self._blocks,
+                bias=self._bias,
+                gated=is_gated,
+                out_dtype=dtype,
+                workspace=choice.workspace,
+                config=choice.config,
+                pdl=self._pdl,
+            )
+        product = block_matmul(
+            codes,
+            scale,
+            self._weight,
+            self._blocks,
+            bias=self._bias,
+            out_dtype=dtype,
+            config=self._for_many_rows[min(rounded_up(len(codes)), _MANY[-1])],
+            pdl=self._pdl,
+        )
+        return silu_and_mul(product, pdl=self._pdl) if is_gated else product
