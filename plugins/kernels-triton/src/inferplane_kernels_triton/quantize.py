@@ -51,16 +51,18 @@ class Fp8Rows:
     codes: torch.Tensor
     """``[num_tokens, dim]`` float8_e4m3fn."""
     scale: torch.Tensor
-    """``[num_tokens, 1]`` float32, or ``[num_tokens, ceil(dim / 128)]`` with contiguous columns."""
+    """``[num_tokens, 1]`` float32, contiguous, or ``[num_tokens, ceil(dim / 128)]`` with contiguous columns."""
     constants: dict[str, int]
 
     @classmethod
     def empty(cls, num_tokens: int, dim: int, device: torch.device, *, by_group: bool) -> Fp8Rows:
         block = max(X_GROUP.value, triton.next_power_of_2(dim))
         group = X_GROUP.value if by_group else block
+        shape = (triton.cdiv(dim, group), num_tokens) if by_group else (num_tokens, 1)
+        scale = torch.empty(shape, dtype=torch.float32, device=device)
         return cls(
             torch.empty((num_tokens, dim), dtype=torch.float8_e4m3fn, device=device),
-            torch.empty((triton.cdiv(dim, group), num_tokens), dtype=torch.float32, device=device).T,
+            scale.T if by_group else scale,
             {"BLOCK": block, "GROUP": group},
         )
 
