@@ -75,8 +75,10 @@ def _block_matmul(
             inside = (columns < IN - start)[None, :]
             x = tl.load(x_cells + start, mask=inside, other=0.0)
             weight = tl.load(weight_cells + start, mask=inside, other=0.0)
+        # before the product, so that it hides their way
         x_scale = tl.load(x_scale_ptr + start // X_GROUP * x_scale_group + x_tokens)[:, None]
-        acc += tl.dot(x, tl.trans(weight)) * (x_scale * tl.load(scales + start // SCALE_COLUMNS))
+        factor = x_scale * tl.load(scales + start // SCALE_COLUMNS)
+        acc += tl.dot(x, tl.trans(weight)) * factor
     if HAS_BIAS:
         acc += tl.load(bias_ptr + weight_rows).to(tl.float32)[None, :]
     cells = tokens.to(tl.int64)[:, None] * out_row + rows[None, :]
