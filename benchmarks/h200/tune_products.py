@@ -5,9 +5,9 @@
 
 The first measures, in graphs over weights that together exceed the cache. ``one_row``: how `matvec` is launched best,
 one launch starting during the one before as in a step, with the norm where a model has one; ``one_row_fp8``: the same
-for weights in fp8. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated, each behind a
+of `fp8_matvec`. ``few_rows``: the library against `skinny_matmul` for 2 to 64 rows, plain and gated, each behind a
 norm as in a step, where the one starts during what is before it; ``few_rows_fp8``: `skinny_matmul` of rows rounded to
-fp8 against torch's scaled product, and for a single row against `matvec`; ``many_rows``: one product against several
+fp8 against torch's scaled product; ``many_rows``: one product against several
 for 8,192 rows. Of these three only what is at least 2 % faster is listed.
 The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,6 +31,7 @@ from timing import num_buffers
 
 from inferplane_cuda.launch import LAUNCH
 from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.fp8_matvec import Fp8MatvecConfig, fp8_matvec
 from inferplane_kernels_triton.matvec import MatvecConfig, NormBefore, matvec
 from inferplane_kernels_triton.norm import add_rms_norm_in_fp8, rms_norm
 from inferplane_kernels_triton.quantize import quantize_per_token
@@ -42,13 +42,11 @@ from inferplane_kernels_triton.skinny_matmul import (
 )
 from inferplane_torch_accelerator.fp8_multiply import Fp8Multiply
 from inferplane_torch_accelerator.launch import Launch
-from inferplane_torch_accelerator.products import (
-    ManyRowsConfig,
-    for_one_row,
-    multiply_in_parts,
-)
+from inferplane_torch_accelerator.products import ManyRowsConfig, multiply_in_parts
 
 Shape = tuple[int, int]
+Weight = tuple[torch.Tensor, torch.Tensor | None]
+"""With a scale for each row where it is in fp8."""
 SHAPES: dict[str, dict[str, Shape]] = {
     "llama-8b": {
         "gate_up": (28672, 4096),
@@ -67,17 +65,18 @@ SHAPES: dict[str, dict[str, Shape]] = {
 """(out_features, in_features). Experts are `tune_experts.py`'s."""
 NORMED = {"gate_up", "qkv", "lm_head"}
 """With the residual and the norm before them."""
-ONE_ROW = (
+ONE_ROW = [MatvecConfig(*each) for each in (
     (2, 2048, 8, 2), (4, 2048, 8, 2), (1, 2048, 4, 2), (2, 2048, 4, 2), (1, 4096, 4, 1), (2, 4096, 8, 1),
     (4, 4096, 8, 1), (4, 1024, 4, 2), (16, 512, 8, 2), (8, 1024, 8, 2), (1, 4096, 8, 1), (4, 512, 4, 4),
-)  # fmt: skip
+)]  # fmt: skip
 """rows, columns, warps and unrolled iterations of a `MatvecConfig`. Where a row is 4,096 long, a program with as many
 columns has all its weights on their way before it waits for the kernel before it."""
-ONE_ROW_FP8 = (
-    (2, 4096, 4, 1), (4, 4096, 8, 1), (1, 4096, 2, 1), (1, 4096, 4, 1), (2, 2048, 4, 2), (4, 2048, 4, 2),
-    (8, 2048, 8, 2), (8, 1024, 4, 2), (4, 1024, 2, 4), (16, 1024, 8, 2), (4, 2048, 8, 2),
-)  # fmt: skip
-"""The same for weights of one byte, of which a thread loads 16 at once."""
+ONE_ROW_FP8 = [
+    Fp8MatvecConfig(*each)
+    for each in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 4, 8))
+    if each[0] * each[1] <= 16
+]
+"""rows, times and warps"""
 PADDED_ROWS = {32: (32,), 16: (16, 8, 4, 2), 64: (64,)}
 """Numbers of rows by the width that the kernel rounds them up to; the configuration is chosen at that width."""
 CONFIGS = [
@@ -90,62 +89,59 @@ CONFIGS = [
 """rows, columns, splits, warps and stages of a `MatmulConfig`"""
 PREFETCH = (4,)
 """Instead of the default, with the configuration that is best with it."""
-FP8_ROWS = (1, 32, 64, 8)
+FP8_ROWS = (32, 64, 8)
 MANY_ROWS = 8192
 LEAST_GAIN = 0.98
 
 
-class OneRowMeasured(Launch):
-    """As the platform launches, but of fp8 weights only single rows have a table."""
-
-    def measured(self, kernel: str, *args: Any) -> Any:
-        return None if kernel.endswith("_fp8") else super().measured(kernel, *args)
-
-
-ONE_ROW_MEASURED = OneRowMeasured("nvidia", pdl=LAUNCH.pdl, tuning_file=LAUNCH.tuning_file)
-
-
-def one_row_configs(*, fp8: bool) -> list[MatvecConfig]:
-    return [MatvecConfig(*each) for each in (ONE_ROW_FP8 if fp8 else ONE_ROW)]
-
-
-def launch_one_row(task: tuple[str, Shape, bool, MatvecConfig]) -> None:
-    """Name and shape of the weight, and whether it is in fp8."""
-    name, (out, inner), fp8, config = task
-    x, weight = meta(1, inner), meta(out, inner, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+def launch_one_row(task: tuple[str, Shape, MatvecConfig | Fp8MatvecConfig]) -> None:
+    """Name and shape of the weight; a configuration of fp8 means one in fp8."""
+    name, (out, inner), config = task
+    x = meta(1, inner)
     norm = NormBefore(meta(inner), 1e-5, x, meta(1, inner)) if name in NORMED else None
-    scale = meta(out, dtype=torch.float32) if fp8 else None
-    matvec(x, weight, norm=norm, weight_scale=scale, gated=name == "gate_up", config=config, pdl=True)
+    one_row(x, meta_weight(out, inner, config), norm, name == "gate_up", config)
+
+
+def meta_weight(out: int, inner: int, config: MatvecConfig | Fp8MatvecConfig) -> Weight:
+    if isinstance(config, MatvecConfig):
+        return meta(out, inner), None
+    return meta(out, inner, dtype=torch.float8_e4m3fn), meta(out, dtype=torch.float32)
+
+
+def one_row(
+    x: torch.Tensor,
+    weight: Weight,
+    norm: NormBefore | None,
+    gated: bool,
+    config: MatvecConfig | Fp8MatvecConfig,
+) -> torch.Tensor:
+    numbers, scale = weight
+    if scale is not None:
+        return fp8_matvec(x, numbers, scale, norm=norm, gated=gated, config=config, pdl=True)
+    return matvec(x, numbers, norm=norm, gated=gated, config=config, pdl=True)
 
 
 def measure_one_row(measuring: Measuring, name: str, shape: Shape, *, fp8: bool) -> None:
     """The table's own configuration is among the candidates."""
     out, inner = shape
     gated = name == "gate_up"
-    weights = [randn(out, inner) for _ in range(min(8, num_buffers((1 if fp8 else 2) * out * inner)))]
-    scale = None
+    weights: list[Weight] = [
+        (randn(out, inner), None) for _ in range(min(8, num_buffers((1 if fp8 else 2) * out * inner)))
+    ]
     if fp8:
-        weights = [each.to(torch.float8_e4m3fn) for each in weights]
         scale = torch.ones(out, device="cuda")
+        weights = [(each.to(torch.float8_e4m3fn), scale) for each, _ in weights]
     x, residual, total = (randn(1, inner) for _ in range(3))
     norm = NormBefore(randn(inner), 1e-5, residual, total) if name in NORMED else None
-    shipped = for_one_row(weights[0], LAUNCH, is_gated=gated)
+    kernel = ("fp8_matvec" if fp8 else "matvec") + ("_gated" if gated else "")
+    default = Fp8MatvecConfig() if fp8 else MatvecConfig()
+    shipped = LAUNCH.config(kernel, shape, default, weights[0][0])
     times = {}
-    for config in dict.fromkeys([shipped, *one_row_configs(fp8=fp8)]):
-        launch = partial(
-            matvec,
-            x,
-            norm=norm,
-            weight_scale=scale,
-            gated=gated,
-            config=config,
-            pdl=True,
-        )
-        calls = [partial(launch, weight=each) for each in weights]
-        times[config] = measuring.time(f"one row {name} fp8={fp8} {config}", calls)
+    for config in dict.fromkeys([shipped, *(ONE_ROW_FP8 if fp8 else ONE_ROW)]):
+        calls = [partial(one_row, x, each, norm, gated, config) for each in weights]
+        times[config] = measuring.time(f"{kernel} {name} {config}", calls)
     best = min(times, key=times.__getitem__)
     if times[best] < float("inf"):
-        kernel = ("matvec_gated" if gated else "matvec") + ("_fp8" if fp8 else "")
         measuring.keep(kernel, f"{out}x{inner}", best)
 
 
@@ -229,7 +225,8 @@ def measure_few_rows_fp8(measuring: Measuring, name: str, shape: Shape, rows: in
     x, residual = randn(rows, inner), randn(rows, inner)
     kernel, key = "skinny_matmul_gated_fp8" if gated else "skinny_matmul_fp8", f"{rows}x{out}x{inner}"
     space = MatmulWorkspace.allocate(64, out, 4, x.device)
-    others = [Fp8Multiply(weight, scale, None, ONE_ROW_MEASURED) for weight in weights]
+    by_library = Launch("nvidia", pdl=LAUNCH.pdl)
+    others = [Fp8Multiply(weight, scale, None, by_library) for weight in weights]
 
     def other(multiply: Fp8Multiply) -> object:
         if normed:
@@ -277,8 +274,8 @@ def measure_many_rows(measuring: Measuring, shape: Shape) -> None:
 def run(stage: str, shapes: dict[str, Shape], measuring: Measuring) -> None:
     if stage.startswith("one_row"):
         fp8 = stage == "one_row_fp8"
-        configs = one_row_configs(fp8=fp8)
-        precompile(launch_one_row, [(*each, fp8, config) for each in shapes.items() for config in configs])
+        configs = ONE_ROW_FP8 if fp8 else ONE_ROW
+        precompile(launch_one_row, [(*each, config) for each in shapes.items() for config in configs])
         for name, shape in shapes.items():
             measure_one_row(measuring, name, shape, fp8=fp8)
             torch.cuda.empty_cache()

@@ -15,6 +15,7 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     # late: other tests set Triton to interpret, which it reads when it is first imported
     from inferplane_kernels_triton.block_matmul import BlockMatmulConfig
     from inferplane_kernels_triton.decode_attention import DecodeConfig
+    from inferplane_kernels_triton.fp8_matvec import Fp8MatvecConfig
     from inferplane_kernels_triton.int4_dequantize import DequantizeConfig
     from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig
     from inferplane_kernels_triton.matvec import MatvecConfig
@@ -29,8 +30,8 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
     defaults = {
         "matvec": MatvecConfig(),
         "matvec_gated": MatvecConfig(),
-        "matvec_fp8": MatvecConfig(),
-        "matvec_gated_fp8": MatvecConfig(),
+        "fp8_matvec": Fp8MatvecConfig(),
+        "fp8_matvec_gated": Fp8MatvecConfig(),
         "fused_experts": ExpertsConfig(),
         "fused_experts_down": ExpertsConfig(),
         "one_token_experts": OneTokenConfig(),

@@ -16,7 +16,6 @@ from inferplane_torch_accelerator import dense_multiply
 from inferplane_torch_accelerator.dense_multiply import DenseMultiply
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.linear import DenseLinear
-from inferplane_torch_accelerator.products import for_one_row
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 IN, OUT = 96, 80
@@ -67,31 +66,6 @@ def test_products(dtype: torch.dtype, num_rows: int, has_bias: bool, device: tor
         got, found = multiply.after_add_rms_norm(x.clone(), None, norm, 1e-5, is_gated=is_gated)
         assert_near(got, silu_and_mul(after_norm) if is_gated else after_norm, dtype)
         assert torch.equal(found, x)
-
-
-def test_weights_of_one_byte_have_entries_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "table.json"
-    kernels = {
-        "matvec": {"80x96": {"rows": 2}, "8x8": {"rows": 1}},
-        "matvec_fp8": {"80x96": {"rows": 16}},
-    }
-    file.write_text(json.dumps({"kernels": kernels}))
-    measured = Launch("nvidia", tuning_file=lambda device: file)
-
-    def rows(dtype: torch.dtype, *, is_gated: bool = False, launch: Launch = measured) -> int:
-        return for_one_row(torch.zeros(80, 96).to(dtype), launch, is_gated=is_gated).rows
-
-    assert rows(torch.bfloat16) == 2
-    assert rows(torch.float8_e4m3fn) == 16
-    assert rows(torch.float8_e4m3fn, is_gated=True) == rows(torch.bfloat16, is_gated=True) == 4
-    file.write_text(json.dumps({"kernels": {"matvec": kernels["matvec"]}}))
-    assert (
-        rows(
-            torch.float8_e4m3fn,
-            launch=Launch("nvidia", tuning_file=lambda device: file),
-        )
-        == 2
-    )
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

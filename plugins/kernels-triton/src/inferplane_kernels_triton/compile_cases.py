@@ -14,6 +14,7 @@ from inferplane_kernels_triton.block_matmul import BlockMatmulConfig, block_matm
 from inferplane_kernels_triton.block_scale import BlockScale
 from inferplane_kernels_triton.decode_attention import DecodeConfig, decode_attention
 from inferplane_kernels_triton.draw_token import draw_token
+from inferplane_kernels_triton.fp8_matvec import Fp8MatvecConfig, fp8_matvec
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
 from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
@@ -183,6 +184,14 @@ def _matvec_pdl(tuning: TuningTable) -> None:
     matvec(_meta(1, 4096), _meta(28672, 4096), pdl=True, gated=True)
 
 
+def _fp8_matvec(tuning: TuningTable) -> None:
+    x, norm = _meta(1, 4096), NormBefore(_meta(4096), 1e-5, _meta(1, 4096), _meta(1, 4096))
+    weight, scale = _meta(28672, 4096, dtype=torch.float8_e4m3fn), _meta(28672, dtype=torch.float32)
+    config = tuning.config("fp8_matvec", (28672, 4096), Fp8MatvecConfig())
+    fp8_matvec(x, weight, scale, config=config)
+    fp8_matvec(x, weight, scale, norm=norm, gated=True, config=config, pdl=True)
+
+
 def _skinny_matmul(tuning: TuningTable) -> None:
     weight, scale = _meta(28672, 4096), _meta(28672, dtype=torch.float32)
     config = tuning.config("skinny_matmul", (8, 28672, 4096), MatmulConfig())
@@ -317,6 +326,7 @@ CASES: dict[str, Callable[[TuningTable], None]] = {
 
 CUDA_CASES: dict[str, Callable[[TuningTable], None]] = {
     "matvec_pdl": _matvec_pdl,
+    "fp8_matvec": _fp8_matvec,
     "skinny_matmul_pdl": _skinny_matmul_pdl,
 }
 """Calls that only NVIDIA's compiler understands, from capability 9.0."""

@@ -1,10 +1,11 @@
-"""Products by an fp8 weight: rows rounded to fp8 by scales of their own, or a single one as it is."""
+"""Products by an fp8 weight: rows rounded to fp8 by scales of their own, a single one as it is."""
 
 from __future__ import annotations
 
 import torch
 
 from inferplane_kernels_triton.activation import silu_and_mul
+from inferplane_kernels_triton.fp8_matvec import MAX_IN, Fp8MatvecConfig, fp8_matvec
 from inferplane_kernels_triton.matvec import NormBefore
 from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
 from inferplane_kernels_triton.quantize import quantize_per_token
@@ -15,11 +16,10 @@ from inferplane_torch_accelerator.products import for_few_rows, rounded_up
 
 
 class Fp8Multiply(WeightProduct):
-    """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32.
+    """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32; x is bfloat16.
 
     Up to 64 rounded rows go to a Triton kernel where that was measured to be faster, more to torch's scaled product.
-    The norm before them rounds. A single row that was not measured is multiplied unrounded, by vectors: to convert each
-    weight takes as long as to read it.
+    The norm before them rounds. A single row is not rounded.
     """
 
     def __init__(
@@ -27,9 +27,10 @@ class Fp8Multiply(WeightProduct):
     ) -> None:
         super().__init__(weight, bias, launch, scale)
         self._columns = weight.T
-        self._column_scale = scale.unsqueeze(0)
+        self._column_scale = scale
         self._sums_fast = launch.backend == "nvidia"  # torch knows the choice for no other
         self._for_few_rows = [for_few_rows(weight, launch, is_gated=gated) for gated in (False, True)]
+        self._fp8_matvec = [fp8_row_config(weight, launch, is_gated=gated) for gated in (False, True)]
 
     def after_add_rms_norm(
         self,
@@ -40,20 +41,27 @@ class Fp8Multiply(WeightProduct):
         *,
         is_gated: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.shape[0] == 1 and not self._rounds_one_row(is_gated):
+        if x.shape[0] == 1:
             return super().after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
         codes, scale, total = add_rms_norm_in_fp8(x, residual, weight, eps, pdl=self._pdl)
         return self._multiply(codes, scale, x.dtype, is_gated), total
 
-    def _rounds_one_row(self, is_gated: bool) -> bool:
-        return 1 in self._for_few_rows[is_gated]
-
     def _one_row(
         self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
     ) -> torch.Tensor:
-        if norm is None and self._rounds_one_row(is_gated):
-            return self._rounded(x, is_gated)
-        return super()._one_row(x, norm, is_gated)
+        config = self._fp8_matvec[is_gated]
+        if config is None:
+            return super()._one_row(x, norm, is_gated)
+        return fp8_matvec(
+            x,
+            self._weight,
+            self._column_scale,
+            norm=norm,
+            bias=self._bias,
+            gated=is_gated,
+            config=config,
+            pdl=self._pdl,
+        )
 
     def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
         return self._rounded(x, False)
@@ -86,10 +94,18 @@ class Fp8Multiply(WeightProduct):
             codes,
             self._columns,
             scale_a=scale,
-            scale_b=self._column_scale,
+            scale_b=self._column_scale.unsqueeze(0),
             out_dtype=dtype,
             use_fast_accum=self._sums_fast,
         )
         if self._bias is not None:
             product.add_(self._bias)
         return silu_and_mul(product, pdl=self._pdl) if is_gated else product
+
+
+def fp8_row_config(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> Fp8MatvecConfig | None:
+    """None where a single row is `matvec`'s: on devices whose instructions `fp8_matvec` is not written in."""
+    if launch.backend != "nvidia" or weight.shape[1] > MAX_IN:
+        return None
+    kernel = "fp8_matvec_gated" if is_gated else "fp8_matvec"
+    return launch.config(kernel, tuple(weight.shape), Fp8MatvecConfig(), weight)

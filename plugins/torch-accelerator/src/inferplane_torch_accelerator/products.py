@@ -38,20 +38,15 @@ class FewRowsChoice:
 
 
 def for_one_row(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> MatvecConfig:
-    """Of weights of one byte a thread loads twice as many at once, so that they have entries of their own; where there
-    are none they take the others'."""
-    kernel, shape = "matvec_gated" if is_gated else "matvec", tuple(weight.shape)
-    config = launch.config(kernel, shape, MatvecConfig(), weight)
-    if weight.element_size() == 1:
-        config = launch.config(f"{kernel}_fp8", shape, config, weight)
-    return config
+    kernel = "matvec_gated" if is_gated else "matvec"
+    return launch.config(kernel, tuple(weight.shape), MatvecConfig(), weight)
 
 
 def for_few_rows(weight: torch.Tensor, launch: Launch, *, is_gated: bool) -> dict[int, FewRowsChoice]:
     """By the number of rows, rounded up to a power of two, where the Triton kernel was measured to beat the library.
 
     Shapes that were not measured are the library's. Weights of one byte have entries of their own, for rows rounded to
-    fp8; a single row has one where that beats reading it as it is.
+    fp8.
     """
     kernel = "skinny_matmul_gated" if is_gated else "skinny_matmul"
     if weight.element_size() == 1:
