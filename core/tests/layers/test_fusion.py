@@ -26,6 +26,8 @@ from model_harness import (
 
 
 class ToyFused(FusedMultiply):
+    adds: ClassVar[bool] = False
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self.asked: set[str] = set()
@@ -54,6 +56,10 @@ class ToyFused(FusedMultiply):
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         self.asked.add("gate")
         return silu_and_mul(self._product(x))
+
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        self.asked.add("sum")
+        return residual.add_(self._product(x)) if self.adds else None
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight, self._bias)
@@ -125,6 +131,24 @@ def test_a_fused_model_is_the_composed_one(
     asked = [fused.asked for fused in ToyLinear.made]
     assert asked.count({"norm"}) == num_with_norm * num_layers
     assert asked.count({"norm and gate"}) == num_with_gate * num_layers
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_adding"), [("llama", 2), ("gemma3", 0), ("granite", 0), ("gpt_oss", 1)]
+)
+def test_products_that_add_leave_no_residual(
+    arch: str, num_adding: int, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where a norm or a factor stands between product and sum."""
+    folder = tiny_model(arch)
+    want = PromptRun(load_tiny(folder)).logits(PROMPTS)
+    ToyLinear.made.clear()
+    monkeypatch.setattr(ToyFused, "adds", True)
+    got = PromptRun(load_tiny(folder, choose_linear=lambda shape: ToyLinear)).logits(PROMPTS)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    asked = [fused.asked for fused in ToyLinear.made]
+    assert asked.count({"sum"}) == num_adding * read_config(folder)["num_hidden_layers"]
 
 
 def test_without_a_norm_before_it_only_the_gate_is_fused(tiny_model: Callable[[str], Path]) -> None:

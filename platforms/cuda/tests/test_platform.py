@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,6 +40,12 @@ def test_the_limit_for_streams_has_a_reason() -> None:
     defaults = CudaPlatform().config_defaults(EngineArgs(), device("bf16_matmul"), "bfloat16")
     assert defaults["max_num_mixed_prompt_tokens"] == 2048
     assert "offline" in defaults.reasons["max_num_mixed_prompt_tokens"]
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(24, 8192), (80, 16384), (141, 16384)])
+def test_the_tokens_of_a_step_follow_the_memory(gigabytes: int, tokens: int) -> None:
+    there = replace(device("bf16_matmul"), total_memory_bytes=gigabytes * 10**9)
+    assert CudaPlatform().config_defaults(EngineArgs(), there, "bfloat16")["max_num_batched_tokens"] == tokens
 
 
 def test_bfloat16_needs_its_product() -> None:

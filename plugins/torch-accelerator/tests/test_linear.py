@@ -125,6 +125,28 @@ def test_what_was_measured_is_what_multiplies(
     assert_near(multiply(x.T.contiguous().T), want, dtype)  # columns, as a mixer over time leaves them
 
 
+@pytest.mark.parametrize("parts", [None, {"row_parts": 2, "column_parts": 2}], ids=["whole", "parts"])
+def test_the_library_adds_products_of_many_rows(
+    parts: dict[str, int] | None, device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"kernels": {"many_rows": {f"{OUT}x{IN}": parts}} if parts else {}}))
+    launch = Launch("nvidia", tuning_file=lambda device: path)
+    monkeypatch.setattr(dense_multiply, "MANY_ROWS", 5)
+    torch.manual_seed(0)
+    dtype = torch.float16
+    weight, bias = drawn(device, dtype, OUT, IN), drawn(device, dtype, OUT)
+    x, residual = drawn(device, dtype, 7, IN), drawn(device, dtype, 7, OUT)
+    given = residual.clone()
+    total = DenseMultiply(weight, None, launch).added_to(given, x)
+    assert total is not None
+    assert_near(total, residual.double() + x.double() @ weight.double().T, dtype)
+    given = residual.clone()
+    assert DenseMultiply(weight, None, launch).added_to(given[:4], x[:4]) is None
+    assert DenseMultiply(weight, bias, launch).added_to(given, x) is None
+    assert torch.equal(given, residual)
+
+
 def test_what_it_multiplies() -> None:
     device = DeviceDescriptor("acme", 0, "", 0)
     assert AcmeLinear.unsupported_reason(LinearShape("w", IN, OUT, torch.bfloat16, False), device) is None

@@ -47,6 +47,13 @@ class FusedMultiply(ABC):
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """The op ``silu_and_mul`` of the product."""
 
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """``residual`` and the product of x, where that costs less than to leave the sum to the next norm; else None.
+
+        residual, ``[num_tokens, out_features]``, may be overwritten, but not where the answer is None.
+        """
+        return None
+
 
 class RowProduct(ABC):
     """A `Multiply` that also gives out rows of its weight, so that embedding and tied head are one packed weight."""

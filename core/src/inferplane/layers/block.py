@@ -11,7 +11,8 @@ from inferplane.layers.norm import Norm
 from inferplane.layers.self_attention import SelfAttention
 
 Stream = tuple[torch.Tensor, torch.Tensor | None]
-"""``(hidden, residual)``, whose sum is the hidden state: it is left to the next norm, which makes both in one op."""
+"""``(hidden, residual)``, whose sum is the hidden state: it is left to the next norm, which makes both in one op.
+A product that can add at less cost leaves no residual."""
 
 
 class SequentialBlock(Layer):
@@ -41,17 +42,25 @@ class SequentialBlock(Layer):
 
     def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
         if self.attention_norm is not None and isinstance(self.attention, SelfAttention):
-            hidden, residual = self.attention.after_norm(self.attention_norm, hidden, residual, batch)
+            hidden, residual = self.attention.after_norm(
+                self.attention_norm, hidden, residual, batch, is_last=self._is_last(self.post_attention_norm)
+            )
         else:
             hidden, residual = _enter(self.attention_norm, hidden, residual)
             hidden = self.attention(hidden, batch)
         hidden = self._leave(self.post_attention_norm, hidden)
         if self.mlp_norm is not None and isinstance(self.mlp, GatedMLP):
-            hidden, residual = self.mlp.after_norm(self.mlp_norm, hidden, residual)
+            hidden, residual = self.mlp.after_norm(
+                self.mlp_norm, hidden, residual, is_last=self._is_last(self.post_mlp_norm)
+            )
         else:
             hidden, residual = _enter(self.mlp_norm, hidden, residual)
             hidden = self.mlp(hidden)
         return self._leave(self.post_mlp_norm, hidden), residual
+
+    def _is_last(self, norm: Norm | None) -> bool:
+        """Whether `_leave` changes nothing."""
+        return norm is None and self._residual_scale == 1.0
 
     def _leave(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
         if norm is not None:

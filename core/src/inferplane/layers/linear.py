@@ -244,7 +244,16 @@ class RowParallelLinear(Linear):
             is_transposed=is_transposed,
         )
         self._all_reduce = ctx.comm.all_reduce
+        self._is_whole = ctx.comm.world_size == 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, in_features of this rank] -> [num_tokens, out_features]``"""
         return self._all_reduce(self._multiply(x))
+
+    def beside(self, residual: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The product of x, and ``residual`` for the next norm to add; or their sum and None, where that costs less."""
+        if self.fused is not None and self._is_whole:
+            total = self.fused.added_to(residual, x)
+            if total is not None:
+                return total, None
+        return self(x), residual

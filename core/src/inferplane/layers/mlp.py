@@ -50,16 +50,17 @@ class GatedMLP(Layer):
         return self.down_proj(self.act(self.gate_up_proj(hidden)))
 
     def after_norm(
-        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block applied to ``norm(hidden + residual)``, and that sum."""
+        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None, *, is_last: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The block applied to ``norm(hidden + residual)``, and that sum; with ``is_last``, where nothing else is done
+        to the block's result, also both in one and None."""
         fused = self.gate_up_proj.fused
         if fused is not None and self.act.is_silu and isinstance(norm, RMSNorm):
             inner, residual = fused.after_add_rms_norm(hidden, residual, norm.weight, norm.eps, is_gated=True)
         else:
             inner, residual = self.gate_up_proj.after_norm(norm, hidden, residual)
             inner = self.act(inner)
-        return self.down_proj(inner), residual
+        return self.down_proj.beside(residual, inner) if is_last else (self.down_proj(inner), residual)
 
 
 class MLP(Layer):

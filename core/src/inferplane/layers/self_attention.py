@@ -105,20 +105,29 @@ class SelfAttention(Layer):
 
     def __call__(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` to the same."""
-        return self._attend(self.qkv_proj(hidden), batch)
+        return self.o_proj(self._attend(self.qkv_proj(hidden), batch))
 
     def after_norm(
-        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block applied to ``norm(hidden + residual)``, and that sum."""
+        self,
+        norm: Norm,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        *,
+        is_last: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The block applied to ``norm(hidden + residual)``, and that sum; with ``is_last``, where nothing else is done
+        to the block's result, also both in one and None."""
         qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
-        return self._attend(qkv, batch), residual
+        mixed = self._attend(qkv, batch)
+        return self.o_proj.beside(residual, mixed) if is_last else (self.o_proj(mixed), residual)
 
     def _attend(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """``[num_tokens, num_heads * head_dim]``, gated where there is a gate."""
         if not self._gate_size:
-            return self.o_proj(self._mixed(qkv, batch))
+            return self._mixed(qkv, batch)
         gate, qkv = qkv[:, : self._gate_size], qkv[:, self._gate_size :].contiguous()
-        return self.o_proj(self._mixed(qkv, batch) * gate.sigmoid())
+        return self._mixed(qkv, batch) * gate.sigmoid()
 
     def _mixed(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, num_heads * head_dim]``"""

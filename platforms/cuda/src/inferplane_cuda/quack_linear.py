@@ -61,6 +61,9 @@ class QuackMultiply(DenseMultiply):
             for tiles in by_rows.values():
                 quack_library.start_compiling(weight, tiles, is_gated=bool(is_gated))
 
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        return super().added_to(residual, x) if self._tiles_for(x, is_gated=False) is None else None
+
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         y = self._by_quack(x, is_gated=False)
         return super()._by_library(x) if y is None else y
@@ -71,10 +74,14 @@ class QuackMultiply(DenseMultiply):
 
     def _by_quack(self, x: torch.Tensor, *, is_gated: bool) -> torch.Tensor | None:
         """None where it was not measured to be faster, or cannot be imported."""
+        tiles = self._tiles_for(x, is_gated=is_gated)
+        return None if tiles is None else quack_library.product(x, self._weight, tiles, is_gated=is_gated)
+
+    def _tiles_for(self, x: torch.Tensor, *, is_gated: bool) -> Tiles | None:
         tiles = self._tiles[is_gated].get(min(rounded_up(x.shape[0]), ROWS[-1]))
         if tiles is None or x.stride(0) % ALIGNED or x.data_ptr() % (ALIGNED * x.element_size()):
             return None
-        return quack_library.product(x, self._weight, tiles, is_gated=is_gated)
+        return tiles
 
 
 def tiles_by_rows(weight: torch.Tensor, *, is_gated: bool) -> dict[int, Tiles]:

@@ -12,6 +12,7 @@ from inferplane_torch_accelerator.fused_product import FusedProduct
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import (
     MANY_ROWS,
+    add_in_parts,
     for_few_rows,
     for_many_rows,
     for_one_row,
@@ -80,6 +81,12 @@ class DenseMultiply(WeightProduct):
             config=choice.config,
             pdl=self._pdl,
         )
+
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """The library adds while it writes products of many rows, which spares the norm to read and write the sum."""
+        if x.shape[0] < MANY_ROWS or self._bias is not None:
+            return None
+        return add_in_parts(residual, x, self._weight, self._for_many_rows)
 
     def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         if self._for_many_rows is not None and x.shape[0] >= MANY_ROWS:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from inferplane.api.config import EngineArgs, EngineConfig
     from inferplane.api.worker import Worker
 
+LARGE_MEMORY_BYTES = 64 << 30
+"""Of a device for which the activations of 16,384 tokens are little."""
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 
 
@@ -30,7 +32,7 @@ class AcceleratorPlatform(Platform):
             "dtype": checkpoint_dtype if keeps_dtype else "float16",
             "block_size": 16,
             "max_num_seqs": 512,
-            "max_num_batched_tokens": 8192,
+            "max_num_batched_tokens": 16384 if device.total_memory_bytes >= LARGE_MEMORY_BYTES else 8192,
             "max_num_mixed_prompt_tokens": 2048,
             "async_scheduling": True,
         }

@@ -100,6 +100,16 @@ def multiply_in_parts(
     return out
 
 
+def add_in_parts(
+    total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, config: ManyRowsConfig | None
+) -> torch.Tensor:
+    """``total += x @ weight.T``, in one product for each part of the rows; returns ``total``."""
+    parts = 1 if config is None else config.row_parts
+    for rows, target in zip(x.chunk(parts), total.chunk(parts)):
+        target.addmm_(rows, weight.t())
+    return total
+
+
 def rounded_up(num_rows: int) -> int:
     """To a power of two."""
     return 1 << max(0, num_rows - 1).bit_length()

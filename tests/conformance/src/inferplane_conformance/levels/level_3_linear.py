@@ -87,6 +87,17 @@ def check_fused(
     x, residual = torch.cat(xs).double(), torch.cat(residuals).double()
     gated = [runtime.to_host(multiply.silu_and_mul(runtime.to_device(each.clone()))) for each in xs]
     assert_close(torch.cat(gated), silu_and_mul(product(x, weight, bias)), twice, f"{name}, gated")
+    sums = [torch.randn(num, len(weight), generator=generator).to(weight.dtype) for num in NUM_TOKENS]
+    for one, other in zip(xs, sums):
+        given = runtime.to_device(other.clone())
+        found = multiply.added_to(given, runtime.to_device(one.clone()))
+        if found is None:
+            assert_close(
+                runtime.to_host(given), other, (0.0, 0.0), f"{name}, a residual that nothing was added to"
+            )
+        else:
+            expected = other.double() + product(one.double(), weight, bias)
+            assert_close(runtime.to_host(found), expected, tolerance, f"{name}, added to a residual")
     device_norm = runtime.to_device(norm)
     for has_residual, is_gated in itertools.product((False, True), repeat=2):
         pairs = [
