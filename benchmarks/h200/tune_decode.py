@@ -34,17 +34,17 @@ from inferplane_kernels_triton.decode_attention import (
 )
 from inferplane_kernels_triton.rope_and_store import rope_and_store
 
-HEADS, HEAD_DIM, BLOCK_SIZE = 32, 128, 128
+HEADS, HEAD_DIM, BLOCK_SIZE = 32, 128, 16
 KV_HEADS = {256: 8, 128: 4, 2048: 8, 8: 8, 4: 4, 64: 8, 1024: 4}
 """By requests times KV heads: llama-8b has 8 of them and qwen3-30b-a3b 4, with 1, 8, 32 and 256 requests."""
-LENGTHS = (256, 640, 2048)
+LENGTHS = (192, 640, 2048)
 LONGEST = 8192
 """What a graph's splits are chosen for."""
 CONFIGS = [
     (64, 4, 3), (128, 4, 3), (64, 4, 2), (32, 4, 4), (128, 4, 2), (64, 8, 3), (128, 8, 3), (32, 2, 4),
 ]  # fmt: skip
 """keys, warps and stages of a `DecodeConfig`"""
-PREFETCH = (64, 256)
+PREFETCH = (32, 64)
 """Instead of the default, with the configuration that is best with it."""
 
 

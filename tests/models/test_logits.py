@@ -44,6 +44,7 @@ def test_logits_equal_those_of_transformers(family: str, tiny_model: Callable[[s
     run, expected = PromptRun(load_tiny(folder)), expected_logits(folder, prompts())
     for chunk in (None, 7, 1):
         assert_close(run.logits(prompts(), chunk), expected)
+    assert_close(run.logits(prompts(), asks_for_last=True), [each[-1:] for each in expected])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

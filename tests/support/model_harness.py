@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,8 +196,11 @@ class PromptRun:
         self.model = model
 
     @torch.inference_mode()
-    def logits(self, prompts: Sequence[Sequence[int]], chunk: int | None = None) -> list[torch.Tensor]:
-        """``[len(prompt), vocab_size]`` for each; with ``chunk`` each step takes so many tokens of every prompt."""
+    def logits(
+        self, prompts: Sequence[Sequence[int]], chunk: int | None = None, *, asks_for_last: bool = False
+    ) -> list[torch.Tensor]:
+        """``[len(prompt), vocab_size]`` for each; with ``chunk`` each step takes so many tokens of every prompt. With
+        ``asks_for_last`` the model is told that only those of each step's last tokens are wanted: ``[steps, …]``."""
         layers = self.model.kv_layers()
         num_blocks = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
         ids = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1)).int()
@@ -209,8 +213,15 @@ class PromptRun:
             members = [index for index, prompt in enumerate(prompts) if start < len(prompt)]
             pieces = [prompts[index][start : start + size] for index in members]
             batch = _batch(pieces, start, tables[members], kv, with_state)
-            logits = self.model.compute_logits(self.model(batch))
-            for index, rows in zip(members, logits.split([len(piece) for piece in pieces])):
+            sizes = [len(piece) for piece in pieces]
+            if asks_for_last:
+                last = torch.tensor(sizes).cumsum(0) - 1
+                hidden = self.model(replace(batch, logits_rows=last, output_rows=last))
+                sizes = [1] * len(sizes)
+                hidden = hidden if len(hidden) == len(last) else hidden[last]
+            else:
+                hidden = self.model(batch)
+            for index, rows in zip(members, self.model.compute_logits(hidden).split(sizes)):
                 parts[index].append(rows)
         return [torch.cat(rows) for rows in parts]
 

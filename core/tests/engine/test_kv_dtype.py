@@ -92,11 +92,12 @@ def test_a_type_that_is_none(tiny_model: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 def test_perplexity(smollm2_folder: Path) -> None:
-    """fp8 (e4m3) and int8 within half a percent of plain bfloat16."""
+    """fp8 (e4m3) and int8 within half a percent of a plain cache. All else is in float32, or so short a text would
+    measure how bfloat16 rounds."""
     text = (ROOT / "benchmarks" / "carroll_1865.txt").read_text(encoding="utf-8")
     found = {}
     for kv_dtype in ("auto", "fp8_e4m3", "int8_per_token_head"):
-        settings = {"dtype": "bfloat16", "kv_cache_bytes": 64 << 20, "max_model_len": 512}
+        settings = {"dtype": "float32", "kv_cache_bytes": 64 << 20, "max_model_len": 512}
         with open_llm(smollm2_folder, kv_cache_dtype=kv_dtype, **settings) as llm:
             ids = llm.get_tokenizer().encode(text)[:500]
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)

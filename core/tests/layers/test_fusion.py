@@ -151,6 +151,29 @@ def test_products_that_add_leave_no_residual(
     assert asked.count({"sum"}) == num_adding * read_config(folder)["num_hidden_layers"]
 
 
+def test_tokens_that_nobody_asks_for_end_at_the_last_attention(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("llama")
+    want = [each[-1:] for each in PromptRun(load_tiny(folder)).logits(PROMPTS)]
+    sizes: list[int] = []
+
+    def product(self: ToyFused, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return torch.nn.functional.linear(x, self._weight, self._bias)
+
+    monkeypatch.setattr(ToyFused, "_product", product)
+    got = PromptRun(load_tiny(folder, choose_linear=lambda shape: ToyLinear)).logits(
+        PROMPTS, asks_for_last=True
+    )
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    num_layers, num_tokens = read_config(folder)["num_hidden_layers"], sum(map(len, PROMPTS))
+    products = ["qkv", "o", "gate and up", "down"] * num_layers
+    narrow = [len(PROMPTS)] * 3
+    assert sizes == [num_tokens] * (len(products) - 3) + narrow + sizes[len(products) :]  # and the head
+
+
 def test_without_a_norm_before_it_only_the_gate_is_fused(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("olmo2")  # its norms stand behind the blocks
     want = PromptRun(load_tiny(folder)).logits(PROMPTS)

@@ -71,6 +71,9 @@ class ForwardBatch:
     """[num_reqs + 1] int32: the first token of each request, and the end of the last."""
     token_types: torch.Tensor | None = None
     """[num_tokens] int64: 0 for tokens of a pair's first text, 1 for those of its second; None where all are 0."""
+    output_rows: torch.Tensor | None = None
+    """`logits_rows` where no other hidden states are wanted, so that the last layer's product after attention and what
+    follows may leave the others out: a model returns these rows or, as ever, all. None where all are wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,8 @@ class Model(torch.nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states ``[num_tokens, hidden_size]`` after the final norm."""
+        """Hidden states ``[num_tokens, hidden_size]`` after the final norm, or only those of the batch's
+        ``output_rows``, in their order."""
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

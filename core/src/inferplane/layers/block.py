@@ -40,14 +40,24 @@ class SequentialBlock(Layer):
         self.post_mlp_norm = post_mlp_norm
         self._residual_scale = residual_scale
 
-    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> Stream:
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        rows: torch.Tensor | None = None,
+    ) -> Stream:
+        """``rows``: of the tokens that go on after attention, which needs them all; None for all."""
         if self.attention_norm is not None and isinstance(self.attention, SelfAttention):
+            is_last = self._is_last(self.post_attention_norm)
             hidden, residual = self.attention.after_norm(
-                self.attention_norm, hidden, residual, batch, is_last=self._is_last(self.post_attention_norm)
+                self.attention_norm, hidden, residual, batch, rows=rows, is_last=is_last
             )
         else:
             hidden, residual = _enter(self.attention_norm, hidden, residual)
             hidden = self.attention(hidden, batch)
+            if rows is not None:
+                hidden, residual = hidden.index_select(0, rows), residual.index_select(0, rows)
         hidden = self._leave(self.post_attention_norm, hidden)
         if self.mlp_norm is not None and isinstance(self.mlp, GatedMLP):
             hidden, residual = self.mlp.after_norm(

@@ -114,12 +114,15 @@ class SelfAttention(Layer):
         residual: torch.Tensor | None,
         batch: ForwardBatch,
         *,
+        rows: torch.Tensor | None = None,
         is_last: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The block applied to ``norm(hidden + residual)``, and that sum; with ``is_last``, where nothing else is done
-        to the block's result, also both in one and None."""
+        """The block applied to ``norm(hidden + residual)``, and that sum, of all tokens or of ``rows`` alone; with
+        ``is_last``, where nothing else is done to the block's result, also both in one and None."""
         qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
         mixed = self._attend(qkv, batch)
+        if rows is not None:
+            mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
         return self.o_proj.beside(residual, mixed) if is_last else (self.o_proj(mixed), residual)
 
     def _attend(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

@@ -179,8 +179,13 @@ class Decoder(Model):
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         hidden, residual = self.embed(batch), None
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             hidden, residual = layer(hidden, residual, batch)
+        if isinstance(last, SequentialBlock):
+            hidden, residual = last(hidden, residual, batch, batch.output_rows)
+        else:
+            hidden, residual = last(hidden, residual, batch)
         return self.norm.add(hidden, residual)[0]
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:

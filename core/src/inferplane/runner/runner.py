@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,8 +187,8 @@ class Runner:
             self.batch.append_blocks(request_id, block_ids)
 
     def _forward(self, step: HostStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Hidden states of the step's tokens; batch rows of those that get a token, on the device, and their hidden
-        states."""
+        """Hidden states of the step's tokens, or of those alone that get a token where nobody asks for more; batch rows
+        of the latter, on the device, and their hidden states."""
         if self._graphs is not None and self._graphs.can_run(step):
             hidden, sample_rows = self._graphs.run(step, self._last_tokens)
             if len(step.sample_rows) == step.num_reqs:
@@ -200,8 +200,12 @@ class Runner:
                 hidden.index_select(0, at),
             )
         batch, sample_rows = self.to_device(step)
+        num_wanted = len(step.sample_tokens)
+        if 0 < num_wanted < step.num_tokens and not step.prompt_spans:
+            batch = replace(batch, output_rows=batch.logits_rows)
         hidden = self._model(batch)
-        return hidden, sample_rows, hidden.index_select(0, batch.logits_rows)
+        is_wanted = len(hidden) == num_wanted  # no other rows, as chosen by the model or in all
+        return hidden, sample_rows, hidden if is_wanted else hidden.index_select(0, batch.logits_rows)
 
     def to_device(self, step: HostStep) -> tuple[ForwardBatch, torch.Tensor]:
         """All arrays in one copy; attention metadata is built along the way. Also the step's ``sample_rows``."""
