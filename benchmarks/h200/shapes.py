@@ -63,6 +63,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "tie_word_embeddings": True,
     },
+    "llama-8b-fp8-blocks": {
+        **LLAMA_8B,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+    },
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "tiny": {
         **LLAMA_8B,

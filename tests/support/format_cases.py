@@ -86,6 +86,10 @@ CASES = [
     _packed("NVFP4", {**_FP4, "strategy": "tensor_group", "group_size": 16}, "nvfp4-pack-quantized"),
     _packed("MXFP8", {**_FP8, "strategy": "group", "group_size": 32}, "mxfp8-quantized"),
     _packed("FP8, blocks", {**_FP8, "strategy": "block", "block_structure": [128, 128]}, "float-quantized"),
+    _packed(
+        "FP8, blocks, activations by group", {**_FP8, "strategy": "block", "block_structure": [128, 128]},
+        "float-quantized", input_activations={**_FP8, "dynamic": True, "strategy": "group", "group_size": 128},
+    ),
     FormatCase(
         "compressed-tensors", "2:4 sparse",
         {"config_groups": {"group_0": {}}, "sparsity_config": {"format": "sparse-24-bitmask"}},
