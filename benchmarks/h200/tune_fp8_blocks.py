@@ -4,10 +4,10 @@
     python3 benchmarks/h200/tune_fp8_blocks.py --adopt DIR/fp8_blocks.json
 
 The first measures, in graphs over weights that together exceed the cache, the candidates of each kernel on rows that
-are rounded already. Then it times the layers, the rounding of their input and the gate included, for 1, 32 and 8,192
-rows: in bfloat16, in fp8 with a scale for each output, and by blocks; with what torch's scaled product makes of either
-scales beside them. A single row is also timed as a rounded one. The second command puts what was found into the table
-that `inferplane-kernels-cuda` ships.
+are rounded already, but for a single one, which is timed as it is and as a rounded one. Then it times the layers, the
+rounding of their input and the gate included, for 1, 32 and 8,192 rows: in bfloat16, in fp8 with a scale for each
+output, and by blocks; with what torch's scaled product makes of either scales beside them. The second command puts what
+was found into the table that `inferplane-kernels-cuda` ships.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tune_products import SHAPES, Shape, fp8_configs
 from inferplane_cuda.launch import LAUNCH
 from inferplane_kernels_triton.block_matmul import BlockMatmulConfig, block_matmul
 from inferplane_kernels_triton.block_scale import BlockScale
+from inferplane_kernels_triton.matvec import MatvecConfig, matvec
 from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.skinny_matmul import MatmulConfig, MatmulWorkspace, skinny_matmul
 from inferplane_torch_accelerator.dense_multiply import DenseMultiply
@@ -46,17 +47,27 @@ MANY = [
         ((128, 128, 8), (64, 128, 4), (128, 64, 4), (64, 256, 8)), (8, 16), (3, 4)
     )
 ]
-Config = MatmulConfig | BlockMatmulConfig
+ONE = [
+    MatvecConfig(*each)
+    for each in (
+        (4, 1024, 4, 2), (2, 2048, 4, 2), (4, 2048, 4, 2), (8, 1024, 4, 2), (8, 512, 2, 4), (4, 1024, 2, 4),
+        (8, 2048, 8, 2), (16, 512, 4, 2), (2, 4096, 4, 1), (4, 4096, 8, 1), (16, 1024, 8, 2),
+    )
+]  # fmt: skip
+"""rows, columns, warps and unrolled iterations"""
+Config = MatvecConfig | MatmulConfig | BlockMatmulConfig
 
 
 def configs(rows: int, *, gated: bool) -> list[Config]:
     """No tile has more than the 128 columns of a block."""
     if rows > 64:
         return [*MANY]
-    return [each for each in fp8_configs(gated=gated) if each.columns == 128]
+    few = [each for each in fp8_configs(gated=gated) if each.columns == 128]
+    return [*ONE, *few] if rows == 1 else [*few]
 
 
 def product(
+    x: torch.Tensor,
     codes: torch.Tensor,
     x_scale: torch.Tensor,
     weight: torch.Tensor,
@@ -65,6 +76,8 @@ def product(
     gated: bool,
     config: Config,
 ) -> torch.Tensor:
+    if isinstance(config, MatvecConfig):
+        return matvec(x, weight, weight_scale=scale, gated=gated, config=config, pdl=True)
     if isinstance(config, BlockMatmulConfig):
         return block_matmul(codes, x_scale, weight, scale, config=config, pdl=True)
     return skinny_matmul(
@@ -79,7 +92,8 @@ def launch(task: tuple[int, Shape, bool, Config]) -> None:
     x_scale = meta(inner // 128, rows, dtype=torch.float32).T
     scale = BlockScale(meta(out // 128, inner // 128, dtype=torch.float32), 128, 128)
     space = MatmulWorkspace.allocate(64, out, 4, torch.device("meta"))
-    product(meta(rows, inner, dtype=FP8), x_scale, meta(out, inner, dtype=FP8), scale, space, gated, config)
+    x, weight = meta(rows, inner), meta(out, inner, dtype=FP8)
+    product(x, x.to(FP8), x_scale, weight, scale, space, gated, config)
 
 
 def measure(measuring: Measuring, rows: int, name: str, shape: Shape) -> None:
@@ -105,14 +119,16 @@ def measure(measuring: Measuring, rows: int, name: str, shape: Shape) -> None:
     times = {
         config: time(
             str(config),
-            [partial(product, codes, x_scale, each, scale, space, gated, config) for each in weights],
+            [partial(product, x, codes, x_scale, each, scale, space, gated, config) for each in weights],
         )
         for config in configs(rows, gated=gated)
     }
-    best = min(times, key=times.__getitem__)
-    if rows > 1 and times[best] < float("inf"):
-        few = "skinny_matmul_gated_fp8_block" if gated else "skinny_matmul_fp8_block"
-        measuring.keep("block_matmul" if rows > 64 else few, key, best)
+    listed = [config for config in times if rows > 1 or isinstance(config, MatvecConfig)]
+    best = min(listed, key=times.__getitem__)
+    if times[best] < float("inf"):
+        fewer = ("matvec" if rows == 1 else "skinny_matmul") + ("_gated" if gated else "") + "_fp8_block"
+        kernel = "block_matmul" if rows > 64 else fewer
+        measuring.keep(kernel, f"{out}x{inner}" if rows == 1 else key, best)
     row = quantize_per_token(x)[1], by_output.unsqueeze(0)
     found = {
         "bf16": time("bf16", [layer(DenseMultiply(each, None, LAUNCH)) for each in plain]),
@@ -124,6 +140,9 @@ def measure(measuring: Measuring, rows: int, name: str, shape: Shape) -> None:
             [layer(Fp8BlockMultiply(each, scale, None, LAUNCH)) for each in weights],
         ),
         "best product alone": times[best],
+        "best rounded product alone": min(
+            each for config, each in times.items() if not isinstance(config, MatvecConfig)
+        ),
         "torch by output, alone": time("torch by output", [partial(scaled, each, *row) for each in weights]),
         "torch by block, alone": time(
             "torch by block", [partial(scaled, each, x_scale, scale.scale.T) for each in weights]

@@ -40,6 +40,8 @@ def test_every_entry_of_the_table_for_the_h200_fits_its_kernel():
         "skinny_matmul_gated": MatmulConfig(),
         "skinny_matmul_fp8": MatmulConfig(),
         "skinny_matmul_gated_fp8": MatmulConfig(),
+        "matvec_fp8_block": MatvecConfig(),
+        "matvec_gated_fp8_block": MatvecConfig(),
         "skinny_matmul_fp8_block": MatmulConfig(),
         "skinny_matmul_gated_fp8_block": MatmulConfig(),
         "block_matmul": BlockMatmulConfig(),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from inferplane_kernels_triton.activation import silu_and_mul
-from inferplane_kernels_triton.block_matmul import BlockMatmulConfig, block_matmul
+from inferplane_kernels_triton.block_matmul import block_matmul
 from inferplane_kernels_triton.block_scale import BlockScale
 from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
 from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, padded_tokens, skinny_matmul
 from inferplane_torch_accelerator.dense_multiply import WeightProduct
 from inferplane_torch_accelerator.launch import Launch
-from inferplane_torch_accelerator.products import few_rows_by_block, rounded_up
+from inferplane_torch_accelerator.products import few_rows_by_block, many_rows_by_block, rounded_up
 
 _FEW = (16, 32, 64)
 _MANY = tuple(2**power for power in range(MAX_TOKENS.bit_length(), 14))
@@ -27,16 +27,15 @@ class Fp8BlockMultiply(WeightProduct):
     ) -> None:
         super().__init__(weight, bias, launch, scale)
         self._blocks = scale
+        self._for_one_row = [
+            launch.config(f"{kernel}_fp8_block", tuple(weight.shape), config, weight)
+            for kernel, config in zip(("matvec", "matvec_gated"), self._for_one_row)
+        ]
         self._for_few_rows = [
             {width: few_rows_by_block(weight, width, launch, is_gated=gated) for width in _FEW}
             for gated in (False, True)
         ]
-        self._for_many_rows = {
-            rows: launch.config(
-                "block_matmul", (rows, *weight.shape), BlockMatmulConfig.default(rows, len(weight)), weight
-            )
-            for rows in _MANY
-        }
+        self._for_many_rows = {rows: many_rows_by_block(weight, rows, launch) for rows in _MANY}
 
     def after_add_rms_norm(
         self,

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from inferplane_kernels_triton.block_matmul import BlockMatmulConfig
 from inferplane_kernels_triton.matvec import MatvecConfig
 from inferplane_kernels_triton.skinny_matmul import (
     MAX_TOKENS,
@@ -74,6 +75,13 @@ def few_rows_by_block(weight: torch.Tensor, width: int, launch: Launch, *, is_ga
     config = launch.config(kernel, (width, out_features, in_features), MatmulConfig(splits=splits), weight)
     space = shared_workspace(weight.device, out_features, config.splits) if config.splits > 1 else None
     return FewRowsChoice(config, space)
+
+
+def many_rows_by_block(weight: torch.Tensor, num_rows: int, launch: Launch) -> BlockMatmulConfig:
+    """As was measured for just this shape: tiles that are right for many rows leave most of a GPU without work where
+    there are fewer."""
+    default = BlockMatmulConfig.default(num_rows, len(weight))
+    return launch.measured("block_matmul", (num_rows, *weight.shape), default, weight) or default
 
 
 def for_many_rows(weight: torch.Tensor, launch: Launch) -> ManyRowsConfig | None:
