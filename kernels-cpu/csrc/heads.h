@@ -21,6 +21,17 @@ struct Rotation {
 template <class T>
 inline void turn_head(const T* head, T* turned, int head_dim, const T* norm, float eps, const float* table,
                       int rotary_dim) {
+  int half_dim = rotary_dim / 2;
+  const float *cos = table, *sin = table + half_dim;
+  if (norm == nullptr && half_dim % 16 == 0) {  // nothing has to be kept
+    for (int at = 0; at < half_dim; at += 16) {
+      Vec first = load(head + at), second = load(head + half_dim + at), c = load(cos + at), s = load(sin + at);
+      store(turned + at, fma(first, c, all_of(0) - second * s));
+      store(turned + half_dim + at, fma(second, c, first * s));
+    }
+    if (turned != head) std::memcpy(turned + rotary_dim, head + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
+    return;
+  }
   float x[kMostHeadDim];
   Vec squares = all_of(0);
   for (int at = 0; at < head_dim; at += 16) {
@@ -36,8 +47,6 @@ inline void turn_head(const T* head, T* turned, int head_dim, const T* norm, flo
       store(x + at, load(x + at, n) * inverse * load(norm + at, n), n);
     }
   }
-  int half_dim = rotary_dim / 2;
-  const float *cos = table, *sin = table + half_dim;
   for (int at = 0; at < half_dim; at += 16) {
     if (half_dim - at >= 16) {
       Vec first = load(x + at), second = load(x + half_dim + at), c = load(cos + at), s = load(sin + at);

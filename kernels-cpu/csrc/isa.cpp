@@ -35,7 +35,7 @@ Level find_level() {
     return kAvx2;
   if (!__builtin_cpu_supports("avx512vnni")) return kAvx512;
   if (!has_avx512_bf16()) return kAvx512Vnni;
-  return has_amx() ? kAmx : kAvx512Bf16;
+  return has_amx() && __builtin_cpu_supports("avx512vbmi") ? kAmx : kAvx512Bf16;
 }
 
 }  // namespace

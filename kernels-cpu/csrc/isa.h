@@ -10,7 +10,7 @@ enum Level {
   kAvx512 = 2,      // AVX-512 F, BW, VL, DQ
   kAvx512Vnni = 3,  // and VNNI
   kAvx512Bf16 = 4,  // and BF16
-  kAmx = 5,         // and AMX tiles of bfloat16 and int8, which the system has granted
+  kAmx = 5,         // and VBMI, and AMX tiles of bfloat16 and int8, which the system has granted
 };
 
 // The highest level of this machine. Asks the system for AMX, once.

@@ -52,6 +52,16 @@ inline void store(half* to, Vec a, int n) {
   _mm256_mask_storeu_epi16(to, first_lanes(n), _mm512_cvtps_ph(a.all, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Lanes from `first` to `end`, which may lie outside of the vector; `other` in the others.
+inline Vec kept_lanes(Vec a, int first, int end, float other) {
+  auto below = [](int n) { return n <= 0 ? 0u : n >= 16 ? 0xffffu : (1u << n) - 1; };
+  return {_mm512_mask_blend_ps(__mmask16(below(end) & ~below(first)), _mm512_set1_ps(other), a.all)};
+}
+// Whether no lane is higher, or NaN.
+inline bool all_up_to(Vec a, float most) {
+  return _mm512_cmp_ps_mask(a.all, _mm512_set1_ps(most), _CMP_NLE_UQ) == 0;
+}
+
 // to[0..3]: the sum of the lanes of each.
 inline void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   auto pairs = [](Vec x, Vec y) {
@@ -169,6 +179,14 @@ inline void store(T* to, Vec a, int n) {
   T padded[16];
   store(padded, a);
   std::memcpy(to, padded, n * sizeof(T));
+}
+
+// Lanes from `first` to `end`, which may lie outside of the vector; `other` in the others.
+inline Vec kept_lanes(Vec a, int first, int end, float other) {
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) lanes[i] = i < first || i >= end ? other : lanes[i];
+  return load(lanes);
 }
 
 // Elements 0, 2, ... and 1, 3, ... of 32 bfloat16 numbers.

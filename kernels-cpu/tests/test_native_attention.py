@@ -124,7 +124,7 @@ class Case:
         if self.rotary_dim is None:
             q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
             kernel.attend(q, k, v, kv, step, sinks=self.sinks, out=out)
-            assert torch.equal(qkv, before)
+            assert torch.equal(qkv.nan_to_num(), before.nan_to_num())
             return out
         positions = torch.cat([torch.arange(past, end) for past, end in zip(self.pasts, self.seq_lens)])
         qk_norm = (*self.norms, EPS) if self.has_norm else None
@@ -306,6 +306,32 @@ def test_a_requests_own_nan_stays_its_own() -> None:
     got, want = case.run(), case.truth()
     assert torch.isnan(got[1]).all()
     torch.testing.assert_close(got[[0, 2]].double(), want[[0, 2]], rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_whose_scores_rise_far(level: str) -> None:
+    """By more than weights that are counted from the highest of the first keys can tell."""
+    case = Case([300], [300])
+    case.keys[0][100:] *= 80
+    case.check(level)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_prompt_with_a_key_that_is_no_number(level: str, number: float) -> None:
+    case = Case([150], [150])
+    case.keys[0][70] = number
+    got, want = case.run(level), case.truth()
+    assert torch.isnan(got[70:]).all()
+    torch.testing.assert_close(got[:70].double(), want[:70], rtol=1.2e-2, atol=1.2e-2)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_prompt_with_a_query_that_is_no_number(level: str, number: float) -> None:
+    case = Case([150], [150])
+    case.queries[0][70] = number
+    got, want = case.run(level), case.truth()
+    assert torch.isnan(got[70]).all()
+    kept = torch.arange(150) != 70
+    torch.testing.assert_close(got[kept].double(), want[kept], rtol=1.2e-2, atol=1.2e-2)
 
 
 def test_a_recorded_step_reads_lengths_and_blocks_when_it_runs() -> None:

@@ -6,12 +6,14 @@
 // them, one with few into pieces of its keys, which are put together at the end. Either is cut at fixed places, so that a
 // request's result does not depend on what else is in the step, or on the number of threads.
 //
-// With AMX, many rows by keys and values of float16 are multiplied in halves, a high and a low bfloat16 number each: high
-// by high, low by high and high by low are one product of three times the depth. Without instructions for what is stored,
-// many rows are multiplied by keys and values as floats, two tiles at a time, which a core's cache keeps for all rows.
+// With AMX, many rows by keys and values of bfloat16 have a way of their own (attention_tiles.h). By those of float16 they
+// are multiplied in halves, a high and a low bfloat16 number each: high by high, low by high and high by low are one
+// product of three times the depth. Without instructions for what is stored, many rows are multiplied by keys and values
+// as floats, two tiles at a time, which a core's cache keeps for all rows.
 #include <type_traits>
 
 #include "attention_step.h"
+#include "attention_tiles.h"
 #include "attention_weights.h"
 #include "heads.h"
 #include "panel_product.h"
@@ -24,6 +26,7 @@ constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are
 // That are multiplied by widened keys and values: those of single tokens wait for memory, which that does not fetch ahead.
 constexpr int kFewestWidenedRows = 17;
 constexpr int kWidenedTiles = 2;  // at a time
+constexpr int kFewestTileRows = 17;  // for attention_tiles.h
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
 
@@ -121,6 +124,7 @@ class Attention {
     T* tiles;
     bf16* halves;    // of a tile's keys, and of the values of all tiles of a chunk: high, then low
     float* widened;  // keys, or values, of kWidenedTiles
+    TileRoom tile_room;
   };
 
   size_t workspace_bytes() const {
@@ -144,6 +148,11 @@ class Attention {
     take(space.tiles, (kv_.is_tiled() ? 1 : kTilesPerChunk) * 2 * kv_.tile_size());
     if (kSplits<T>) take(space.halves, (kTilesPerChunk + 1) * 2 * kv_.tile_size());
     if (kWidens<T>) take(space.widened, kWidenedTiles * kv_.tile_size());
+    if (kAttendsByTiles<T>) {
+      take(space.tile_room.scores, 2 * kTileRows * kKeysAtOnce);
+      take(space.tile_room.weights, kTileRows * kWeightStride);
+      take(space.tile_room.weighed, 16 * kTileRows);
+    }
     return at;
   }
 
@@ -157,6 +166,11 @@ class Attention {
       if (splits) this->split_queries(item, head, space);
     }
     if (!splits) load_queries(item, head, space.queries);
+#if INFERPLANE_HAS_AMX
+    if constexpr (kAttendsByTiles<T>)
+      if (item.num_rows >= kFewestTileRows && TileAttention::can(layer_, kv_) && attend_by_tiles(item, head, space))
+        return write(item, head, softmax);
+#endif
     for (int row = 0; row < kMostRows<T>; ++row) {
       softmax.highest[row] = -__builtin_inff();
       softmax.weights[row] = 0;
@@ -183,9 +197,19 @@ class Attention {
   void load_queries(const Item& item, int head, Left<T>* queries) const {
     int head_dim = layer_.head_dim;
     X room[kMostHeadDim];
+    for (int row = 0; row < item.num_rows; ++row) {  // as the projection wrote them, maybe in another core's cache
+      auto lines = reinterpret_cast<const char*>(given_query(item, head, row));
+      for (size_t at = 0; at < head_dim * sizeof(X); at += 64) _mm_prefetch(lines + at, _MM_HINT_T0);
+    }
     for (int row = 0; row < item.num_rows; ++row) {
-      const X* from = query(item, head, row, room);
       Left<T>* to = queries + row * left_stride_;
+      if constexpr (std::is_same_v<X, Left<T>>) {
+        const X* from = query(item, head, row, to);
+        if (from != to) std::memcpy(to, from, head_dim * sizeof(X));
+        std::memset(to + head_dim, 0, (left_stride_ - head_dim) * sizeof(X));
+        continue;
+      }
+      const X* from = query(item, head, row, room);
       for (int at = 0; at < left_stride_; at += 16) {
         int n = head_dim - at;
         store(to + at, n >= 16 ? load(from + at) : load(from + at, n > 0 ? n : 0));
@@ -211,15 +235,32 @@ class Attention {
   int split_stride() const { return round_up(2 * padded_dim_ + 16, 32); }
 #endif
 
+  int64_t token_of(const Item& item, int row) const {
+    return step_.query_start[item.req] + (item.first_row + row) / group_;
+  }
+
+  const X* given_query(const Item& item, int head, int row) const {
+    int query_head = head * group_ + (item.first_row + row) % group_;
+    return q_ + token_of(item, row) * q_stride_ + query_head * layer_.head_dim;
+  }
+
   // One row where it lies or, if there is a rotation, turned in `room`.
   const X* query(const Item& item, int head, int row, X* room) const {
-    int at = item.first_row + row;
-    int64_t token = step_.query_start[item.req] + at / group_;
-    const X* given = q_ + token * q_stride_ + (head * group_ + at % group_) * layer_.head_dim;
+    const X* given = given_query(item, head, row);
     if (rotation_ == nullptr) return given;
-    turn_head_of(*rotation_, token, given, room, layer_.head_dim, rotation_->q_norm);
+    turn_head_of(*rotation_, token_of(item, row), given, room, layer_.head_dim, rotation_->q_norm);
     return room;
   }
+
+#if INFERPLANE_HAS_AMX
+  bool attend_by_tiles(const Item& item, int head, const Workspace& space) const {
+    TileAttention::Shape shape{step_.past(item.req), group_,         item.first_row, item.num_rows,
+                               item.first_key,       item.end_key, item.first_seen};
+    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    return TileAttention(layer_, kv_, blocks, head, shape, space.queries, space.tile_room, space.tiles, space.softmax)
+        .run();
+  }
+#endif
 
   // Scores, softmax and sums of values for keys first to end, which are of one chunk.
   void attend_chunk(const Item& item, int head, int first, int end, bool is_first, const Workspace& space) const {
