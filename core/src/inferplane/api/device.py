@@ -109,6 +109,13 @@ class GraphBackend(ABC):
     """Whether to record takes hardly longer than to run. Then a decode step of each batch size is recorded when it
     first comes up, without spare rows, instead of a ladder of sizes at the start."""
 
+    def rehearse(self, runs: Sequence[Callable[[], None]]) -> None:
+        """Called once, before the first of ``runs`` is captured: a backend that compiles may do it for all together.
+
+        It may call them. What they write counts for nothing yet, whole or in part.
+        """
+        return
+
     @abstractmethod
     def capture(self, run: Callable[[], None]) -> Graph:
         """Records ``run``, which the backend may call several times before (compilation, tuning) and while it records.

@@ -24,6 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class _Step:
+    """What is recorded for one batch size."""
+
+    size: int
+    inputs: list[AttentionInputs]
+    metadata: list[dict[str, Any]]
+    batch: ForwardBatch
+
+
+@dataclass(frozen=True)
 class _Rung:
     """The graph of one batch size."""
 
@@ -92,7 +102,7 @@ class DecodeGraphs:
         if self._backend.records_on_demand and n not in self._rungs:
             try:
                 self._inputs.clear()
-                self._record(n)
+                self._record(self._prepare(n))
             except RuntimeError as error:
                 logger.warning("decode steps run without graphs from now on: recording failed: %s", error)
                 self._rungs.clear()
@@ -107,14 +117,16 @@ class DecodeGraphs:
         """
         started = time.perf_counter()
         try:
-            for size in reversed(self._sizes):
-                self._record(size)
+            steps = [self._prepare(size) for size in reversed(self._sizes)]
+            self._backend.rehearse([self._forward(step) for step in steps])
+            for step in steps:
+                self._record(step)
         except RuntimeError:
             self._rungs.clear()
             raise
         return time.perf_counter() - started
 
-    def _record(self, size: int) -> None:
+    def _prepare(self, size: int) -> _Step:
         inputs = [self._attention_inputs(index, size) for index in range(len(self._groups))]
         metadata = [group.build_metadata(each) for group, each in zip(self._groups, inputs)]
         batch = ForwardBatch(
@@ -127,12 +139,15 @@ class DecodeGraphs:
         if not len(self._hidden):
             hidden = self._model(batch)
             self._hidden = hidden.new_empty(self._largest, *hidden.shape[1:])
-        graph = self._backend.capture(self._forward(batch, size))
-        self._rungs[size] = _Rung(size, graph, inputs, metadata)
+        return _Step(size, inputs, metadata, batch)
 
-    def _forward(self, batch: ForwardBatch, size: int) -> Callable[[], None]:
+    def _record(self, step: _Step) -> None:
+        graph = self._backend.capture(self._forward(step))
+        self._rungs[step.size] = _Rung(step.size, graph, step.inputs, step.metadata)
+
+    def _forward(self, step: _Step) -> Callable[[], None]:
         def run() -> None:
-            self._hidden[:size].copy_(self._model(batch))
+            self._hidden[: step.size].copy_(self._model(step.batch))
 
         return run
 

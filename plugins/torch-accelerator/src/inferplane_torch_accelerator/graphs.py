@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inferplane.api import Graph, GraphBackend
+from inferplane_torch_accelerator.compile_together import compile_together
 
 # Of the device's module, with the arguments that its `capture_begin` takes beside the pool. Errors of this thread only:
 # another may watch over collectives while this one records.
@@ -32,6 +33,12 @@ class AcceleratorGraphs(GraphBackend):
         self._module: Any = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
         self._pool = self._module.graph_pool_handle()
+
+    def rehearse(self, runs: Sequence[Callable[[], None]]) -> None:
+        """Compiles what they launch of Triton's kernels, side by side."""
+        with self._module.stream(self._stream):
+            compile_together(runs, self._device)
+        self._module.synchronize(self._device)
 
     def capture(self, run: Callable[[], None]) -> Graph:
         """Calls ``run`` once unrecorded, for compilation and for what libraries allocate, and once recorded."""
