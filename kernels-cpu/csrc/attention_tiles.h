@@ -58,8 +58,7 @@ constexpr float kHighestWeight = 18446744073709551616.f;  // 2 ** 64
 // Rows of one request, at most kTileRows, and the keys that they see. head_dim is a multiple of 32, blocks are tiled.
 //
 // Keys are taken in chunks, values in pairs of chunks. While the weights of a chunk are computed, tiles multiply the keys
-// of the next one, and half of the values of the pair before. Instructions of both alternate, closely enough for
-// the processor to run them at the same time, and tiles are stored only when their products have had time to end.
+// of the next one, and half of the values of the pair before: some rows of weights behind each product of tiles.
 class TileAttention {
  public:
   // The request's tokens before row 0, rows of each token, the rows, and their keys; the first is a multiple of kTile.
@@ -151,9 +150,9 @@ class TileAttention {
   static void multiply_tiles(const bf16* rows, int stride, const bf16* first, const bf16* second) {
     asm volatile("" ::: "memory");  // the compiler is not told what the instructions read, or write
     _tile_loadd(4, rows, stride * 2);
-    _tile_loadd(6, first, 64);
+    _tile_stream_loadd(6, first, 64);  // the hint keeps what is read again in the first-level cache
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, second, 64);
+    _tile_stream_loadd(7, second, 64);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, rows + 16 * stride, stride * 2);
     _tile_dpbf16ps(2, 5, 6);

@@ -18,7 +18,7 @@ constexpr int kFewestTokens = 192;         // at a time, however deep: each time
 constexpr int kFewestOfThread = 96;        // so many for each thread are worth that each reads the whole weight
 
 // Speeds of one thread, roughly, to share out the work.
-constexpr double kBytesPerNs = 16, kPackingNs = 2;
+constexpr double kBytesPerNs = 16, kPackingNs = 2, kNormingNs = 6;  // the latter for each number of a panel's depth
 template <class T>
 constexpr double kProductsPerNs = kUsesTiles<T> ? 800 : kIsPaired<T> ? 80 : 40;
 
@@ -134,7 +134,8 @@ class Product {
     int num_panels = int((num_tokens + kPanel - 1) / kPanel);
     int64_t panel_stride = panel_floats<T>(depth_);
     auto panels = static_cast<float*>(region_scratch(num_panels * panel_stride * sizeof(float)));
-    for_ranges(num_panels, kPackingNs * double(depth_), [&](int64_t panel, int64_t end) {
+    double packing_ns = norm_ == nullptr ? kPackingNs : kPackingNs + kNormingNs;
+    for_ranges(num_panels, packing_ns * double(depth_), [&](int64_t panel, int64_t end) {
       pack(first_token, num_tokens, panel, end, panels, panel_stride);
     });
     for_ranges(blocks(), nanoseconds(num_tokens), [&](int64_t first, int64_t end) {
@@ -183,9 +184,11 @@ class Product {
       for (int64_t index = first; index < end; ++index) {
         Block block = block_at(index, out_features_, outputs_.is_gated);
         Left<T> left = left_of(weight_, depth_, at, depth, block, num_groups > 2, staged);
-        Block after = block_at(index + 1, out_features_, outputs_.is_gated);
+        // behind the last, the first of the range that this thread is likely to take next: threads take them in turn
+        int64_t following = index + 1 < end ? index + 1 : first + num_threads() * (end - first);
+        Block after = block_at(following, out_features_, outputs_.is_gated);
         Next<T> next{{weight_ + after.first[0] * depth_ + at, weight_ + after.first[1] * depth_ + at}, depth_, 0, 0};
-        bool fetches = num_groups > 1 && index + 1 < end && after.size[1] == kHalf;
+        bool fetches = num_groups > 1 && following < blocks() && after.size[1] == kHalf;
         for (int group = 0; group < num_groups; ++group) {
           int panel = group * kGroup<T>, size = num_panels - panel < kGroup<T> ? num_panels - panel : kGroup<T>;
           float* sums = all_sums + kSums * (keeps_sums ? (index - first) * num_groups + group : turn++ % 2);

@@ -35,28 +35,27 @@ inline int64_t panel_floats(int64_t depth) {
 // One row of rms_norm(x + residual), rounded where the op rounds: the sum, the normed value, and its product.
 template <class T>
 inline void norm_row(const T* x, const NormBefore& norm, int64_t row, int64_t size, T* out) {
+  // whole vectors are read and written without masks, which would keep what follows from reading behind the writing
+  auto get = [&](const T* from, int64_t i) { return size - i >= 16 ? load(from + i) : load(from + i, int(size - i)); };
+  auto put = [&](T* to, int64_t i, Vec a) { size - i >= 16 ? store(to + i, a) : store(to + i, a, int(size - i)); };
   const T* total = x + row * size;
   Vec squares[2] = {all_of(0), all_of(0)};
   if (norm.residual != nullptr) {
     T* residual = static_cast<T*>(norm.residual) + row * size;
-    for (int64_t i = 0; i < size; i += 16) {
-      int n = int(size - i < 16 ? size - i : 16);
-      store(residual + i, load(total + i, n) + load(residual + i, n), n);
-    }
+    for (int64_t i = 0; i < size; i += 16) put(residual, i, get(total, i) + get(residual, i));
     total = residual;
   }
   for (int64_t i = 0; i < size; i += 16) {
-    Vec value = load(total + i, int(size - i < 16 ? size - i : 16));
+    Vec value = get(total, i);
     squares[i / 16 % 2] = fma(value, value, squares[i / 16 % 2]);
   }
   float mean = sum_of(squares[0] + squares[1]) / float(size);
   Vec inverse = all_of(1 / __builtin_sqrtf(mean + norm.eps));
   const T* weight = static_cast<const T*>(norm.weight);
   for (int64_t i = 0; i < size; i += 16) {
-    int n = int(size - i < 16 ? size - i : 16);
     T normed[16];
-    store(normed, load(total + i, n) * inverse);
-    store(out + i, load(normed) * load(weight + i, n), n);
+    store(normed, get(total, i) * inverse);
+    put(out, i, load(normed) * get(weight, i));
   }
 }
 

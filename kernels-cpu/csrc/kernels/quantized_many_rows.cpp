@@ -229,9 +229,9 @@ void multiply_steps(const char* x, int64_t block_bytes, const char* strip, int n
   }
   for (int step = 0; step < num_steps; ++step, x += kStepBytes, strip += kStepBytes) {
     _tile_loadd(4, x, kDepth);
-    _tile_loadd(6, strip, kDepth);
+    _tile_stream_loadd(6, strip, kDepth);  // the hint keeps the rows in the first-level cache
     _tile_dpbssd(0, 4, 6);
-    _tile_loadd(7, strip + kTileBytes, kDepth);
+    _tile_stream_loadd(7, strip + kTileBytes, kDepth);
     _tile_dpbssd(1, 4, 7);
     _tile_loadd(5, x + kTileBytes, kDepth);
     if (kBlocks > 1) {
