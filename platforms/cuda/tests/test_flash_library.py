@@ -32,7 +32,6 @@ LAYERS = {
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cute_compiling, "_compiling", {})
-    monkeypatch.setattr(cute_compiling, "LEAST_PROCESSORS", 1 << 20)
 
 
 def query_of(layer: AttentionLayer, dtype: torch.dtype = BF16) -> AttentionQuery:

@@ -29,7 +29,6 @@ FROM_ROWS = {False: 512, True: 256}
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cute_compiling, "_compiling", {})
-    monkeypatch.setattr(cute_compiling, "LEAST_PROCESSORS", 1 << 20)
 
 
 def measured(kernel: str, shape: tuple[int, ...], default: Tiles, like: torch.Tensor) -> Tiles | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -60,14 +60,6 @@ class Variant:
             has_sinks=layer.has_sinks,
         )
 
-    def task(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def of_task(cls, task: Mapping[str, Any]) -> Variant:
-        return cls(**{**task, "dtype": getattr(torch, task["dtype"])})
-
     def call(self, attend: Callable[..., Any], device: torch.device) -> None:
         """A prompt of one token, whose key and value are zeros."""
         q = torch.zeros(1, self.num_heads, self.head_dim, dtype=self.dtype, device=device)
@@ -96,16 +88,7 @@ def missing_package() -> str | None:
 
 
 def start_compiling(variant: Variant, device: torch.device) -> None:
-    launch = partial(_launch, variant, device)
-    cute_compiling.start_compiling(variant, launch, device, "flash", variant.task())
-
-
-def compile_task(task: Mapping[str, Any], device: torch.device) -> None:
-    """What `start_compiling` asked of a process. Raises whatever stands in its way."""
-    _keep_on_disk()
-    if os.environ.get(CACHE_ENABLED) != "1":
-        raise RuntimeError(f"{CACHE_ENABLED} says that nothing is to be kept")
-    Variant.of_task(task).call(_import(), device)
+    cute_compiling.start_compiling(variant, partial(_launch, variant, device), device)
 
 
 def attend() -> Callable[..., Any] | None:

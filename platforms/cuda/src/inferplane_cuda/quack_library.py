@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -54,18 +54,7 @@ def start_compiling(weight: torch.Tensor, tiles: Tiles, *, is_gated: bool) -> No
     def launch() -> None:
         _launch(weight.new_zeros(ALIGNED, weight.shape[1]), weight, tiles, is_gated)
 
-    dtype = str(weight.dtype).removeprefix("torch.")
-    task = {"dtype": dtype, "tiles": asdict(tiles), "is_gated": is_gated}
-    cute_compiling.start_compiling(kernel, launch, weight.device, "quack", task)
-
-
-def compile_task(task: Mapping[str, Any], device: torch.device) -> None:
-    """What `start_compiling` asked of a process: the kernel serves every size. Raises whatever stands in its way."""
-    _keep_on_disk()
-    multiply, is_gated = _import(), task["is_gated"]
-    weight = torch.zeros(512, 512, dtype=getattr(torch, task["dtype"]), device=device)
-    out = weight.new_empty(ALIGNED, 256 if is_gated else 512)
-    multiply(weight[:ALIGNED], weight.t(), out, Tiles(**task["tiles"]), is_gated)
+    cute_compiling.start_compiling(kernel, launch, weight.device)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, *, is_gated: bool) -> torch.Tensor | None:
