@@ -156,6 +156,28 @@ def test_on_demand_each_size_is_recorded_once_when_it_comes_up(staged: bool) -> 
     assert not steps.graphs.can_run(steps.batch.prepare(dict.fromkeys("0123456", 1)))
 
 
+def test_rows_are_padded_to_those_of_graphs() -> None:
+    ladder = Steps(Counting(), [2, 6], staged=False).graphs
+    assert [ladder.padded(rows) for rows in (1, 2, 3, 6, 7, 13)] == [2, 2, 6, 6, 12, 18]
+    assert Steps(OnDemand(), [2, 6], staged=False).graphs.padded(5) == 5
+
+
+def test_all_steps_are_rehearsed_before_the_first_is_recorded() -> None:
+    rehearsed: list[int] = []
+
+    class Rehearsing(Counting):
+        def rehearse(self, runs) -> None:
+            assert not self.captured
+            for run in runs:
+                run()
+            rehearsed.append(len(runs))
+
+    steps = Steps(Rehearsing(), [2, 6], staged=False)
+    steps.graphs.record()
+    steps.check("0", "3")
+    assert rehearsed == [2]
+
+
 def test_recording_on_demand_writes_to_scratch_only() -> None:
     steps = Steps(OnDemand(), [8], staged=False)
     steps.graphs.record()

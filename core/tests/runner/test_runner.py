@@ -132,6 +132,56 @@ def test_chunks_joining_and_leaving_requests_give_each_its_own_tokens(make_runne
     assert len(model.num_tokens) == 6, "a plan that runs nothing calls no model"
 
 
+class WantedRows(SumModel):
+    """Gives out no other hidden states than it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int | None] = []
+
+    def forward(self, batch):
+        hidden, rows = super().forward(batch), batch.output_rows
+        self.asked.append(None if rows is None else len(rows))
+        return hidden if rows is None else hidden[rows]
+
+
+@pytest.mark.parametrize(("padded", "asked"), [(1, [1, 1, None, 2]), (3, [None, 3, None, None])])
+def test_a_model_may_compute_the_wanted_rows_alone(padded, asked, make_runner, new_request):
+    """Of a chunk without a wanted one the first; never more than there are tokens."""
+    model = WantedRows()
+    runner = make_runner(max_num_reqs=3)
+    runner._model = model
+    if padded > 1:
+        graphs = SimpleNamespace(can_run=lambda step: False, padded=lambda rows: -(-rows // padded) * padded)
+        runner._graphs = graphs
+    a, b = [7, 1, 30, 2, 9, 9, 4], [3, 3]
+    greedy = dict(temperature=0.0)
+    assert (
+        step(
+            runner,
+            new_requests=[new_request("a", a, block_ids=[[40, 9]], **greedy)],
+            num_scheduled_tokens={"a": 3},
+        )
+        == {}
+    )
+    got = step(
+        runner,
+        new_requests=[new_request("b", b, block_ids=[[11]], **greedy)],
+        num_scheduled_tokens={"a": 3, "b": 2},
+    )
+    assert got == {"b": continuation(b, 1)}
+    got = step(runner, num_scheduled_tokens={"a": 1, "b": 1})
+    assert got == {"a": continuation(a, 1), "b": continuation(b, 2)[1:]}
+    c = [1, 2]
+    got = step(
+        runner,
+        new_requests=[new_request("c", c, block_ids=[[13]], **greedy)],
+        num_scheduled_tokens={"a": 1, "c": 2},
+    )
+    assert got == {"a": continuation(a, 2)[1:], "c": continuation(c, 1)}
+    assert model.asked == asked
+
+
 def test_a_prefix_hit_computes_only_the_rest(make_runner, model, new_request):
     runner = make_runner()
     prompt = [5, 6, 7, 8, 9, 10]

@@ -72,8 +72,9 @@ class ForwardBatch:
     token_types: torch.Tensor | None = None
     """[num_tokens] int64: 0 for tokens of a pair's first text, 1 for those of its second; None where all are 0."""
     output_rows: torch.Tensor | None = None
-    """`logits_rows` where no other hidden states are wanted, so that the last layer's product after attention and what
-    follows may leave the others out: a model returns these rows or, as ever, all. None where all are wanted."""
+    """[n] int64, fewer than the tokens: `logits_rows` and whatever pads them, where no other hidden states are wanted,
+    so that the last layer's product after attention and what follows may leave the others out. A model returns these
+    rows or, as ever, all. None where all are wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)

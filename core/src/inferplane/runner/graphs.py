@@ -93,6 +93,14 @@ class DecodeGraphs:
         """Those recorded so far."""
         return sorted(self._rungs)
 
+    def padded(self, num_rows: int) -> int:
+        """A number of rows, no fewer, for which libraries have loaded their kernels: that of a graph or, beyond, a
+        multiple of the largest's. Where every size is recorded on demand, ``num_rows`` itself."""
+        if self._backend.records_on_demand:
+            return num_rows
+        at = bisect_left(self._sizes, num_rows)
+        return self._sizes[at] if at < len(self._sizes) else -(-num_rows // self._largest) * self._largest
+
     def can_run(self, step: HostStep) -> bool:
         """Whether `run` takes the step. On demand, this is where a size is recorded that comes up for the first time;
         if that fails, nothing is replayed any more."""

@@ -200,12 +200,18 @@ class Runner:
                 hidden.index_select(0, at),
             )
         batch, sample_rows = self.to_device(step)
-        num_wanted = len(step.sample_tokens)
-        if 0 < num_wanted < step.num_tokens and not step.prompt_spans:
-            batch = replace(batch, output_rows=batch.logits_rows)
-        hidden = self._model(batch)
-        is_wanted = len(hidden) == num_wanted  # no other rows, as chosen by the model or in all
-        return hidden, sample_rows, hidden if is_wanted else hidden.index_select(0, batch.logits_rows)
+        wanted, num_rows = batch.logits_rows, max(1, len(batch.logits_rows))
+        if self._graphs is not None:
+            num_rows = self._graphs.padded(num_rows)
+        if num_rows < step.num_tokens and not step.prompt_spans:
+            rows = torch.cat([wanted, wanted.new_zeros(num_rows - len(wanted))])
+            hidden = self._model(replace(batch, output_rows=rows))
+            if len(hidden) == num_rows:
+                hidden = hidden[: len(wanted)]
+                return hidden, sample_rows, hidden
+        else:
+            hidden = self._model(batch)
+        return hidden, sample_rows, hidden.index_select(0, wanted)
 
     def to_device(self, step: HostStep) -> tuple[ForwardBatch, torch.Tensor]:
         """All arrays in one copy; attention metadata is built along the way. Also the step's ``sample_rows``."""
