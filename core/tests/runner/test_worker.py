@@ -140,11 +140,11 @@ def test_logprobs_and_prompt_logprobs_equal_transformers(
     assert [entry.chosen.token_id for entry in entries] == prompt[1:]
     for position, entry in enumerate([*entries, *result.logprobs["a"]]):
         assert entry.chosen.logprob == pytest.approx(
-            expected[position, entry.chosen.token_id].item(), abs=1e-4
+            expected[position, entry.chosen.token_id].item(), abs=5e-4
         )
         top = expected[position].topk(len(entry.top))
         assert [each.token_id for each in entry.top] == top.indices.tolist()
-        assert [each.logprob for each in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+        assert [each.logprob for each in entry.top] == pytest.approx(top.values.tolist(), abs=5e-4)
 
 
 def test_the_order_of_calls_is_checked(tiny_model):
