@@ -184,11 +184,9 @@ class Product {
       for (int64_t index = first; index < end; ++index) {
         Block block = block_at(index, out_features_, outputs_.is_gated);
         Left<T> left = left_of(weight_, depth_, at, depth, block, num_groups > 2, staged);
-        // behind the last, the first of the range that this thread is likely to take next: threads take them in turn
-        int64_t following = index + 1 < end ? index + 1 : first + num_threads() * (end - first);
-        Block after = block_at(following, out_features_, outputs_.is_gated);
+        Block after = block_at(index + 1, out_features_, outputs_.is_gated);
         Next<T> next{{weight_ + after.first[0] * depth_ + at, weight_ + after.first[1] * depth_ + at}, depth_, 0, 0};
-        bool fetches = num_groups > 1 && following < blocks() && after.size[1] == kHalf;
+        bool fetches = num_groups > 1 && index + 1 < end && after.size[1] == kHalf;
         for (int group = 0; group < num_groups; ++group) {
           int panel = group * kGroup<T>, size = num_panels - panel < kGroup<T> ? num_panels - panel : kGroup<T>;
           float* sums = all_sums + kSums * (keeps_sums ? (index - first) * num_groups + group : turn++ % 2);
