@@ -35,7 +35,8 @@ class Powers {
  public:
   static constexpr float kUnit = 1 << 8, kOne = 127 << 8;  // 1 as an exponent, and the exponent of 1
 
-  // Of exponents * kUnit + kOne. What is too low is 0, and so is NaN; what is too high has the bits of infinity or NaN.
+  // Of exponents * kUnit + kOne. What is too low is 0, and so is NaN; what is too high has the bits of infinity or NaN, up
+  // to an exponent of 8 million, behind which it is 0.
   __m512i of(Vec first, Vec second) const {
     __m512i packed = _mm512_packus_epi32(_mm512_cvtps_epi32(first.all), _mm512_cvtps_epi32(second.all));
     __m512i exponents = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed);

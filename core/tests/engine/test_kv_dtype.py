@@ -91,13 +91,14 @@ def test_a_type_that_is_none(tiny_model: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.slow
-def test_perplexity(smollm2_folder: Path) -> None:
-    """fp8 (e4m3) and int8 within half a percent of a plain cache. All else is in float32, or so short a text would
-    measure how bfloat16 rounds."""
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 0.005), ("bfloat16", 0.02)])
+def test_perplexity(dtype: str, allowed: float, smollm2_folder: Path) -> None:
+    """fp8 (e4m3) and int8 within half a percent of a plain cache where all else is in float32; of so short a text
+    bfloat16's rounding makes a percent."""
     text = (ROOT / "benchmarks" / "carroll_1865.txt").read_text(encoding="utf-8")
     found = {}
     for kv_dtype in ("auto", "fp8_e4m3", "int8_per_token_head"):
-        settings = {"dtype": "float32", "kv_cache_bytes": 64 << 20, "max_model_len": 512}
+        settings = {"dtype": dtype, "kv_cache_bytes": 64 << 20, "max_model_len": 512}
         with open_llm(smollm2_folder, kv_cache_dtype=kv_dtype, **settings) as llm:
             ids = llm.get_tokenizer().encode(text)[:500]
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -105,4 +106,4 @@ def test_perplexity(smollm2_folder: Path) -> None:
         entries = [entry.chosen.logprob for entry in output.prompt_logprobs or () if entry is not None]
         found[kv_dtype] = math.exp(-sum(entries) / len(entries))
     for kv_dtype in ("fp8_e4m3", "int8_per_token_head"):
-        assert abs(found[kv_dtype] / found["auto"] - 1) < 0.005, found
+        assert abs(found[kv_dtype] / found["auto"] - 1) < allowed, found

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inferplane.api.attention import AttentionLayer
+from inferplane.api.comm import Communicator
 from inferplane.api.linear import FusedMultiply
 from inferplane.api.ops import add_rms_norm, rms_norm, rotary, silu_and_mul
 from inferplane.models.registry import build_model
@@ -22,6 +23,7 @@ from model_harness import (
     make_context,
     read_config,
     read_tensors,
+    run_ranks,
 )
 
 
@@ -149,6 +151,21 @@ def test_products_that_add_leave_no_residual(
         torch.testing.assert_close(ours, theirs)
     asked = [fused.asked for fused in ToyLinear.made]
     assert asked.count({"sum"}) == num_adding * read_config(folder)["num_hidden_layers"]
+
+
+def test_ranks_add_no_residual_to_their_parts(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("llama")
+    want = PromptRun(load_tiny(folder)).logits(PROMPTS)
+    monkeypatch.setattr(ToyFused, "adds", True)
+
+    def work(comm: Communicator) -> list[torch.Tensor]:
+        return PromptRun(load_tiny(folder, comm=comm, choose_linear=lambda shape: ToyLinear)).logits(PROMPTS)
+
+    for rank in run_ranks(2, work):
+        for ours, theirs in zip(rank, want, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_tokens_that_nobody_asks_for_end_at_the_last_attention(

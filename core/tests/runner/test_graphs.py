@@ -162,16 +162,21 @@ def test_rows_are_padded_to_those_of_graphs() -> None:
     assert Steps(OnDemand(), [2, 6], staged=False).graphs.padded(5) == 5
 
 
-def test_all_steps_are_rehearsed_before_the_first_is_recorded() -> None:
+def test_all_steps_are_rehearsed_before_the_first_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[int] = []
 
     class Rehearsing(Counting):
         def rehearse(self, runs) -> None:
-            assert not self.captured
+            assert not self.captured and not calls
             for run in runs:
                 run()
             rehearsed.append(len(runs))
 
+    calls: list[ForwardBatch] = []
+    forward = SumOfInputs.forward
+    monkeypatch.setattr(
+        SumOfInputs, "forward", lambda self, batch: calls.append(batch) or forward(self, batch)
+    )
     steps = Steps(Rehearsing(), [2, 6], staged=False)
     steps.graphs.record()
     steps.check("0", "3")

@@ -151,9 +151,7 @@ def test_a_model_may_compute_the_wanted_rows_alone(padded, asked, make_runner, n
     model = WantedRows()
     runner = make_runner(max_num_reqs=3)
     runner._model = model
-    if padded > 1:
-        graphs = SimpleNamespace(can_run=lambda step: False, padded=lambda rows: -(-rows // padded) * padded)
-        runner._graphs = graphs
+    runner._padded = lambda rows: -(-rows // padded) * padded
     a, b = [7, 1, 30, 2, 9, 9, 4], [3, 3]
     greedy = dict(temperature=0.0)
     assert (
@@ -180,6 +178,22 @@ def test_a_model_may_compute_the_wanted_rows_alone(padded, asked, make_runner, n
     )
     assert got == {"a": continuation(a, 2)[1:], "c": continuation(c, 1)}
     assert model.asked == asked
+
+
+def test_prompt_logprobs_of_one_request_keep_all_rows(make_runner, new_request):
+    model = WantedRows()
+    runner = make_runner()
+    runner._model = model
+    a, b, greedy = [7, 1, 30], [3, 3, 4], dict(temperature=0.0)
+    requests = [
+        new_request("a", a, block_ids=[[40]], prompt_logprobs=1, **greedy),
+        new_request("b", b, block_ids=[[11]], **greedy),
+    ]
+    assert step(runner, new_requests=requests, num_scheduled_tokens={"a": 3, "b": 3}) == {
+        "a": continuation(a, 1),
+        "b": continuation(b, 1),
+    }
+    assert model.asked == [None]
 
 
 def test_a_prefix_hit_computes_only_the_rest(make_runner, model, new_request):

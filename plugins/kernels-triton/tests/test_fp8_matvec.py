@@ -58,6 +58,14 @@ def test_x_of_any_size(times_x: float, device: torch.device):
     check(8, 1040, device, times_x=times_x)
 
 
+def test_the_largest_sums_stay_finite(device: torch.device):
+    """A warp that had more than 4,096 columns would pass the largest number of half precision."""
+    weight = torch.full((2, 5120), 448.0, device=device).to(torch.float8_e4m3fn)
+    x = torch.ones(1, 5120, dtype=torch.bfloat16, device=device)
+    got = fp8_matvec(x, weight, torch.ones(2, device=device), config=SMALL)
+    assert torch.allclose(got.float(), torch.full((1, 2), 448.0 * 5120, device=device), rtol=1e-2)
+
+
 def test_a_row_of_zeros(device: torch.device):
     weight = exact_in_fp8(4, 64, device=device).to(torch.float8_e4m3fn)
     got = fp8_matvec(

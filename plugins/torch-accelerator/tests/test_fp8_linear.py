@@ -89,6 +89,15 @@ def test_one_row(
     check(weight, 1, has_bias=has_bias, device=device, rounds=False)
 
 
+def test_one_row_that_begins_anywhere(device: torch.device) -> None:
+    torch.manual_seed(0)
+    weight = drawn(device, OUT, IN, SCHEME)
+    wider = torch.randn(1, IN + 3).to(device, torch.bfloat16)
+    got = Fp8Linear.prepare(weight, None)(wider[:, 2 : 2 + IN])
+    want = wider[:, 2 : 2 + IN].double() @ weight.dequantize(torch.float32).double().T
+    assert relative_error(got, want) < 1e-2
+
+
 def measured(kernel: str, shape: tuple[int, ...], default: MatmulConfig, like: torch.Tensor) -> MatmulConfig:
     """A table that lists every number of rows of every weight."""
     assert kernel.endswith("_fp8")

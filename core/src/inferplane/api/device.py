@@ -109,10 +109,12 @@ class GraphBackend(ABC):
     """Whether to record takes hardly longer than to run. Then a decode step of each batch size is recorded when it
     first comes up, without spare rows, instead of a ladder of sizes at the start."""
 
-    def rehearse(self, runs: Sequence[Callable[[], None]]) -> None:
-        """Called once, before the first of ``runs`` is captured: a backend that compiles may do it for all together.
+    def rehearse(self, runs: Sequence[Callable[[], object]]) -> None:
+        """Called once, before the first of what ``runs`` compute is captured: a backend that compiles may do it for all
+        together.
 
-        It may call them. What they write counts for nothing yet, whole or in part.
+        It may call them, each rank alike. What they return and write counts for nothing, so that launches may be left
+        out; nothing else is launched meanwhile.
         """
         return
 

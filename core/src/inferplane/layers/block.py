@@ -39,6 +39,8 @@ class SequentialBlock(Layer):
         self.mlp = mlp
         self.post_mlp_norm = post_mlp_norm
         self._residual_scale = residual_scale
+        self._attention_is_bare = post_attention_norm is None and residual_scale == 1.0
+        self._mlp_is_bare = post_mlp_norm is None and residual_scale == 1.0
 
     def __call__(
         self,
@@ -49,9 +51,8 @@ class SequentialBlock(Layer):
     ) -> Stream:
         """``rows``: of the tokens that go on after attention, which needs them all; None for all."""
         if self.attention_norm is not None and isinstance(self.attention, SelfAttention):
-            is_last = self._is_last(self.post_attention_norm)
             hidden, residual = self.attention.after_norm(
-                self.attention_norm, hidden, residual, batch, rows=rows, is_last=is_last
+                self.attention_norm, hidden, residual, batch, rows=rows, is_bare=self._attention_is_bare
             )
         else:
             hidden, residual = _enter(self.attention_norm, hidden, residual)
@@ -60,17 +61,11 @@ class SequentialBlock(Layer):
                 hidden, residual = hidden.index_select(0, rows), residual.index_select(0, rows)
         hidden = self._leave(self.post_attention_norm, hidden)
         if self.mlp_norm is not None and isinstance(self.mlp, GatedMLP):
-            hidden, residual = self.mlp.after_norm(
-                self.mlp_norm, hidden, residual, is_last=self._is_last(self.post_mlp_norm)
-            )
+            hidden, residual = self.mlp.after_norm(self.mlp_norm, hidden, residual, is_bare=self._mlp_is_bare)
         else:
             hidden, residual = _enter(self.mlp_norm, hidden, residual)
             hidden = self.mlp(hidden)
         return self._leave(self.post_mlp_norm, hidden), residual
-
-    def _is_last(self, norm: Norm | None) -> bool:
-        """Whether `_leave` changes nothing."""
-        return norm is None and self._residual_scale == 1.0
 
     def _leave(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
         if norm is not None:

@@ -50,9 +50,9 @@ class GatedMLP(Layer):
         return self.down_proj(self.act(self.gate_up_proj(hidden)))
 
     def after_norm(
-        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None, *, is_last: bool = False
+        self, norm: Norm, hidden: torch.Tensor, residual: torch.Tensor | None, *, is_bare: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The block applied to ``norm(hidden + residual)``, and that sum; with ``is_last``, where nothing else is done
+        """The block applied to ``norm(hidden + residual)``, and that sum; with ``is_bare``, where nothing else is done
         to the block's result, also both in one and None."""
         fused = self.gate_up_proj.fused
         if fused is not None and self.act.is_silu and isinstance(norm, RMSNorm):
@@ -60,7 +60,7 @@ class GatedMLP(Layer):
         else:
             inner, residual = self.gate_up_proj.after_norm(norm, hidden, residual)
             inner = self.act(inner)
-        return self.down_proj.beside(residual, inner) if is_last else (self.down_proj(inner), residual)
+        return self.down_proj.beside(residual, inner) if is_bare else (self.down_proj(inner), residual)
 
 
 class MLP(Layer):

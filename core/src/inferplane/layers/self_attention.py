@@ -115,15 +115,15 @@ class SelfAttention(Layer):
         batch: ForwardBatch,
         *,
         rows: torch.Tensor | None = None,
-        is_last: bool = False,
+        is_bare: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The block applied to ``norm(hidden + residual)``, and that sum, of all tokens or of ``rows`` alone; with
-        ``is_last``, where nothing else is done to the block's result, also both in one and None."""
+        ``is_bare``, where nothing else is done to the block's result, also both in one and None."""
         qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
         mixed = self._attend(qkv, batch)
         if rows is not None:
             mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
-        return self.o_proj.beside(residual, mixed) if is_last else (self.o_proj(mixed), residual)
+        return self.o_proj.beside(residual, mixed) if is_bare else (self.o_proj(mixed), residual)
 
     def _attend(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """``[num_tokens, num_heads * head_dim]``, gated where there is a gate."""

@@ -182,8 +182,9 @@ class Decoder(Model):
         *layers, last = self.layers
         for layer in layers:
             hidden, residual = layer(hidden, residual, batch)
-        if isinstance(last, SequentialBlock):
-            hidden, residual = last(hidden, residual, batch, batch.output_rows)
+        rows = None if self.ctx.config.count_expert_tokens else batch.output_rows  # routers count all tokens
+        if rows is not None and isinstance(last, SequentialBlock):
+            hidden, residual = last(hidden, residual, batch, rows)
         else:
             hidden, residual = last(hidden, residual, batch)
         return self.norm.add(hidden, residual)[0]

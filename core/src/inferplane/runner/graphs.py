@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,7 @@ class DecodeGraphs:
         return sorted(self._rungs)
 
     def padded(self, num_rows: int) -> int:
-        """A number of rows, no fewer, for which libraries have loaded their kernels: that of a graph or, beyond, a
+        """A number of rows, no fewer: that of a graph, for which libraries have loaded their kernels, or beyond a
         multiple of the largest's. Where every size is recorded on demand, ``num_rows`` itself."""
         if self._backend.records_on_demand:
             return num_rows
@@ -126,7 +127,7 @@ class DecodeGraphs:
         started = time.perf_counter()
         try:
             steps = [self._prepare(size) for size in reversed(self._sizes)]
-            self._backend.rehearse([self._forward(step) for step in steps])
+            self._backend.rehearse([partial(self._model.forward, step.batch) for step in steps])
             for step in steps:
                 self._record(step)
         except RuntimeError:
@@ -144,12 +145,12 @@ class DecodeGraphs:
             kv=self._kv,
             metadata={name: each for group in metadata for name, each in group.items()},
         )
-        if not len(self._hidden):
-            hidden = self._model(batch)
-            self._hidden = hidden.new_empty(self._largest, *hidden.shape[1:])
         return _Step(size, inputs, metadata, batch)
 
     def _record(self, step: _Step) -> None:
+        if not len(self._hidden):
+            hidden = self._model(step.batch)
+            self._hidden = hidden.new_empty(self._largest, *hidden.shape[1:])
         graph = self._backend.capture(self._forward(step))
         self._rungs[step.size] = _Rung(step.size, graph, step.inputs, step.metadata)
 

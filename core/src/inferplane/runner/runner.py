@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,8 @@ class Runner:
         """For each batch row the token sampled last."""
         self._staging = None if runtime.is_host_memory else StagingBuffer(runtime, STAGING_BYTES)
         self._graphs: DecodeGraphs | None = None
+        self._padded: Callable[[int], int] = int
+        """Of a number of rows that the last layer computes; the same on every rank."""
         self._executed: _Executed | None = None
         self._errors: dict[str, str] = {}
         """Of requests that were wrong on arrival; reported with the first result after that."""
@@ -102,6 +104,7 @@ class Runner:
             max_model_len=max_model_len,
             scratch_blocks=scratch_blocks,
         )
+        self._padded = graphs.padded
         seconds = graphs.record()
         self._graphs = graphs
         return seconds
@@ -200,18 +203,15 @@ class Runner:
                 hidden.index_select(0, at),
             )
         batch, sample_rows = self.to_device(step)
-        wanted, num_rows = batch.logits_rows, max(1, len(batch.logits_rows))
-        if self._graphs is not None:
-            num_rows = self._graphs.padded(num_rows)
-        if num_rows < step.num_tokens and not step.prompt_spans:
-            rows = torch.cat([wanted, wanted.new_zeros(num_rows - len(wanted))])
-            hidden = self._model(replace(batch, output_rows=rows))
-            if len(hidden) == num_rows:
-                hidden = hidden[: len(wanted)]
-                return hidden, sample_rows, hidden
-        else:
+        wanted = batch.logits_rows
+        num_rows = self._padded(max(1, len(wanted)))
+        if step.prompt_spans or num_rows >= step.num_tokens:
             hidden = self._model(batch)
-        return hidden, sample_rows, hidden.index_select(0, wanted)
+            return hidden, sample_rows, hidden.index_select(0, wanted)
+        rows = torch.cat([wanted, wanted.new_zeros(num_rows - len(wanted))])
+        hidden = self._model(replace(batch, output_rows=rows))
+        hidden = hidden[: len(wanted)] if len(hidden) == num_rows else hidden.index_select(0, wanted)
+        return hidden, sample_rows, hidden
 
     def to_device(self, step: HostStep) -> tuple[ForwardBatch, torch.Tensor]:
         """All arrays in one copy; attention metadata is built along the way. Also the step's ``sample_rows``."""

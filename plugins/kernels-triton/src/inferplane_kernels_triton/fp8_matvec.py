@@ -20,6 +20,8 @@ from inferplane_kernels_triton.matvec import NormBefore
 
 LARGEST = tl.constexpr(8.0)
 """Of x, scaled: 16 products by 448, the largest of e4m3, stay below 65,504."""
+MOST_OF_WARP = 4096
+"""Columns: with more a thread would add up more than 16 products."""
 MAX_IN = 16384
 """Columns: a program has all of x at once, and sums of half precision grow with what a thread has of it."""
 
@@ -227,7 +229,8 @@ def fp8_matvec(
         num_out //= 2
     if out is None:
         out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    words = 128 * config.num_warps
+    num_warps = max(config.num_warps, triton.next_power_of_2(triton.cdiv(in_features, MOST_OF_WARP)))
+    words = 128 * num_warps
     residual, residual_out = (norm.residual, norm.residual_out) if norm else (None, None)
     fours = [
         None if each is None else each.view(torch.int64)
@@ -238,6 +241,6 @@ def fp8_matvec(
         IN=in_features, HAS_RESIDUAL=residual is not None, HAS_NORM=norm is not None, HAS_BIAS=bias is not None,
         GATED=gated, ROWS=config.rows * (2 if gated else 1), TIMES=config.times, WORDS=words,
         PARTS=triton.cdiv(in_features, 4 * words), NATIVE=compiles_for_nvidia(_fp8_matvec), PDL=pdl,
-        **options(pdl, num_warps=config.num_warps),
+        **options(pdl, num_warps=num_warps),
     )  # fmt: skip
     return out

@@ -17,12 +17,14 @@ MAX_THREADS = 16
 logger = logging.getLogger("inferplane.graphs")
 
 
-def compile_together(runs: Sequence[Callable[[], None]], device: torch.device) -> None:
+def compile_together(runs: Sequence[Callable[[], object]], device: torch.device) -> None:
     """Calls ``runs`` in a way that Triton's kernels which are not compiled yet are noted and left out, then compiles
     those in threads. What the runs write means nothing; whatever fails is left to be compiled where it is needed."""
     try:
         from triton import knobs
-    except ImportError:  # none, or one without them
+
+        previous = knobs.runtime.jit_cache_hook
+    except (ImportError, AttributeError):  # none, or one without them
         return
     noted: dict[tuple[Any, str], str] = {}
 
@@ -30,7 +32,6 @@ def compile_together(runs: Sequence[Callable[[], None]], device: torch.device) -
         noted[fn.jit_function, key] = compile["specialization_data"]
         return True  # Triton neither compiles nor launches it
 
-    previous = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = note
     try:
         with _ZerosForEmpty():

@@ -34,7 +34,7 @@ class AcceleratorGraphs(GraphBackend):
         self._stream = self._module.Stream(device)
         self._pool = self._module.graph_pool_handle()
 
-    def rehearse(self, runs: Sequence[Callable[[], None]]) -> None:
+    def rehearse(self, runs: Sequence[Callable[[], object]]) -> None:
         """Compiles what they launch of Triton's kernels, side by side."""
         with self._module.stream(self._stream):
             compile_together(runs, self._device)
