@@ -10,6 +10,7 @@ from pathlib import Path
 
 SCRIPT = """
 import json
+import threading
 import torch
 from triton import knobs
 from inferplane_kernels_triton import norm, skinny_matmul
@@ -19,7 +20,8 @@ from inferplane_torch_accelerator.compile_together import compile_together
 compiled = []
 
 def listener(*, src, cache_hit, **_):
-    compiled.append(src.fn.__name__)
+    is_beside = threading.current_thread() is not threading.main_thread()
+    compiled.append((src.fn.__name__, is_beside))
 
 def meta(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="meta")
@@ -53,7 +55,8 @@ def test_each_is_compiled_once_and_before_it_is_needed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["before"] == ["_rms_norm", "_skinny_matmul", "_skinny_matmul", "_skinny_matmul"]
+    names = ["_rms_norm", "_skinny_matmul", "_skinny_matmul", "_skinny_matmul"]
+    assert found["before"] == [[name, True] for name in names]  # in threads
     assert found["after"] == found["before"]
 
 

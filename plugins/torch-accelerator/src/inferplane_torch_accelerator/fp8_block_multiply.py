@@ -7,20 +7,20 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.block_matmul import block_matmul
 from inferplane_kernels_triton.block_scale import BlockScale
-from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
-from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.skinny_matmul import MAX_TOKENS, padded_tokens, skinny_matmul
-from inferplane_torch_accelerator.dense_multiply import WeightProduct
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import few_rows_by_block, many_rows_by_block, rounded_up
+from inferplane_torch_accelerator.rounded_product import RoundedProduct
 
 _FEW = (16, 32, 64)
 _MANY = tuple(2**power for power in range(MAX_TOKENS.bit_length(), 14))
 """To which numbers of rows are rounded up; more are multiplied as the last."""
 
 
-class Fp8BlockMultiply(WeightProduct):
-    """``weight: [out, in]`` float8_e4m3fn. The norm before several rows rounds them."""
+class Fp8BlockMultiply(RoundedProduct):
+    """``weight: [out, in]`` float8_e4m3fn."""
+
+    by_group = True
 
     def __init__(
         self, weight: torch.Tensor, scale: BlockScale, bias: torch.Tensor | None, launch: Launch
@@ -37,30 +37,9 @@ class Fp8BlockMultiply(WeightProduct):
         ]
         self._for_many_rows = {rows: many_rows_by_block(weight, rows, launch) for rows in _MANY}
 
-    def after_add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        is_gated: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.shape[0] == 1:
-            return super().after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
-        codes, scale, total = add_rms_norm_in_fp8(x, residual, weight, eps, by_group=True, pdl=self._pdl)
-        return self._multiply(codes, scale, x.dtype, is_gated), total
-
-    def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(*quantize_per_token(x, by_group=True, pdl=self._pdl), x.dtype, is_gated=False)
-
-    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(*quantize_per_token(x, by_group=True, pdl=self._pdl), x.dtype, is_gated=True)
-
     def _multiply(
         self, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, is_gated: bool
     ) -> torch.Tensor:
-        """``codes`` and ``scale`` of `quantize_per_token` by group."""
         if len(codes) <= MAX_TOKENS:
             choice = self._for_few_rows[is_gated][padded_tokens(len(codes))]
             return skinny_matmul(

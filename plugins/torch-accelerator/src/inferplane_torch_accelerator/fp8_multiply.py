@@ -7,44 +7,32 @@ import torch
 from inferplane_kernels_triton.activation import silu_and_mul
 from inferplane_kernels_triton.fp8_matvec import MAX_IN, Fp8MatvecConfig, fp8_matvec
 from inferplane_kernels_triton.matvec import NormBefore
-from inferplane_kernels_triton.norm import add_rms_norm_in_fp8
-from inferplane_kernels_triton.quantize import quantize_per_token
 from inferplane_kernels_triton.skinny_matmul import skinny_matmul
-from inferplane_torch_accelerator.dense_multiply import WeightProduct
 from inferplane_torch_accelerator.launch import Launch
 from inferplane_torch_accelerator.products import for_few_rows, rounded_up
+from inferplane_torch_accelerator.rounded_product import RoundedProduct
 
 
-class Fp8Multiply(WeightProduct):
+class Fp8Multiply(RoundedProduct):
     """``weight: [out, in]`` float8_e4m3fn and ``scale: [out]`` float32; x is bfloat16.
 
     Up to 64 rounded rows go to a Triton kernel where that was measured to be faster, more to torch's scaled product.
-    The norm before them rounds. A single row is not rounded.
     """
+
+    by_group = False
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, launch: Launch
     ) -> None:
         super().__init__(weight, bias, launch, scale)
-        self._columns = weight.T
-        self._column_scale = scale
+        self._scales = scale
+        self._columns, self._row_of_scales = (
+            weight.T,
+            scale.unsqueeze(0),
+        )  # as torch's scaled product takes them
         self._sums_fast = launch.backend == "nvidia"  # torch knows the choice for no other
         self._for_few_rows = [for_few_rows(weight, launch, is_gated=gated) for gated in (False, True)]
         self._fp8_matvec = [fp8_row_config(weight, launch, is_gated=gated) for gated in (False, True)]
-
-    def after_add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        is_gated: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.shape[0] == 1:
-            return super().after_add_rms_norm(x, residual, weight, eps, is_gated=is_gated)
-        codes, scale, total = add_rms_norm_in_fp8(x, residual, weight, eps, pdl=self._pdl)
-        return self._multiply(codes, scale, x.dtype, is_gated), total
 
     def _one_row(
         self, x: torch.Tensor, norm: NormBefore | None = None, is_gated: bool = False
@@ -55,7 +43,7 @@ class Fp8Multiply(WeightProduct):
         return fp8_matvec(
             x,
             self._weight,
-            self._column_scale,
+            self._scales,
             norm=norm,
             bias=self._bias,
             gated=is_gated,
@@ -63,26 +51,16 @@ class Fp8Multiply(WeightProduct):
             pdl=self._pdl,
         )
 
-    def _more_rows(self, x: torch.Tensor) -> torch.Tensor:
-        return self._rounded(x, False)
-
-    def _more_rows_gated(self, x: torch.Tensor) -> torch.Tensor:
-        return self._rounded(x, True)
-
-    def _rounded(self, x: torch.Tensor, is_gated: bool) -> torch.Tensor:
-        return self._multiply(*quantize_per_token(x, pdl=self._pdl), x.dtype, is_gated)
-
     def _multiply(
         self, codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, is_gated: bool
     ) -> torch.Tensor:
-        """``codes: [num_tokens, in]`` and ``scale: [num_tokens, 1]`` of `quantize_per_token`."""
         choice = self._for_few_rows[is_gated].get(rounded_up(codes.shape[0]))
         if choice is not None:
             return skinny_matmul(
                 codes,
                 self._weight,
                 x_scale=scale,
-                weight_scale=self._scale,
+                weight_scale=self._scales,
                 bias=self._bias,
                 gated=is_gated,
                 out_dtype=dtype,
@@ -94,7 +72,7 @@ class Fp8Multiply(WeightProduct):
             codes,
             self._columns,
             scale_a=scale,
-            scale_b=self._column_scale.unsqueeze(0),
+            scale_b=self._row_of_scales,
             out_dtype=dtype,
             use_fast_accum=self._sums_fast,
         )

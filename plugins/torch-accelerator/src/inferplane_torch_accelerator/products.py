@@ -19,7 +19,7 @@ from inferplane_torch_accelerator.launch import Launch
 MANY_ROWS = 1024
 """From so many rows on a product is bound by arithmetic, and the library's choice of tiles matters."""
 
-_FEW_ROWS = tuple(2**power for power in range(MAX_TOKENS.bit_length()))
+_FEW_ROWS = tuple(2**power for power in range(1, MAX_TOKENS.bit_length()))
 
 
 @dataclass(frozen=True)
