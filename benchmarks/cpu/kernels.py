@@ -23,6 +23,7 @@ from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.linear import PackedLinear
 from inferplane_kernels_cpu.native import int64, pointer
 from inferplane_kernels_cpu.native_linear import NativeLinear
+from inferplane_kernels_cpu.pages import move_weight
 
 FOOTPRINT = 192 << 20
 """Bytes of weights that one measurement walks over."""
@@ -75,6 +76,8 @@ def measure(
     num_bytes = out_features * in_features * dtype.itemsize
     copies = max(1, min(FOOTPRINT // num_bytes, 64))
     weights = [torch.randn(out_features, in_features).to(dtype) for _ in range(copies)]
+    for weight in weights:
+        move_weight(weight)  # as the engine does
     ours = [NativeLinear(weight, None, level) for weight in weights]
     torchs = [PackedLinear(weight, None) for weight in weights]
     read = native.kernel("read_memory", pointer, int64, at=level)

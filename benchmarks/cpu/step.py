@@ -27,6 +27,7 @@ from inferplane.layers.linear import Linear
 from inferplane.runner.pending import PendingSample
 from inferplane_cpu.graphs import RecordedProgram
 from inferplane_kernels_cpu import native
+from inferplane_kernels_cpu.pages import weight_pages
 
 READ_BYTES = 256 << 20
 READ_TURNS = 5
@@ -110,8 +111,8 @@ def kv_bytes_per_token(llm: LLM) -> float:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second."""
-    memory = torch.zeros(READ_BYTES, dtype=torch.uint8)
+    """Bytes per second, of memory like that of weights. Unwritten, all of it would be one page."""
+    memory = weight_pages.take(READ_BYTES).fill_(1)
     read = native.kernel("read_memory", native.pointer, native.int64)
     times = []
     for _ in range(READ_TURNS):

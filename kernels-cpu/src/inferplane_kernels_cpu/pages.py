@@ -1,5 +1,5 @@
 """Memory for weights, in huge pages where the system has them: reading a model would else walk the page tables every
-4 KB."""
+4 KB, and the processor fetches ahead within a page only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,20 @@ class Pages:
         return taken
 
 
+weight_pages = Pages()
+"""Of all weights of the process."""
+
+
+def move_weight(weight: torch.Tensor) -> None:
+    """Copies the numbers into `weight_pages`, contiguously, and makes that the tensor's own memory: whoever else holds
+    the tensor reads them there as well, and what it lay in before is free if no other tensor shares it."""
+    moved = weight_pages.take(weight.nbytes).view(weight.dtype).view(weight.shape)
+    weight.set_(moved.copy_(weight))  # type: ignore[call-overload]
+
+
 def _huge(num_bytes: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
+    # private: of shared memory, which is the default, systems make no huge pages unless they are told to
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -15,12 +15,11 @@ import torch
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native import float32, int32, int64, pointer
 from inferplane_kernels_cpu.native_ops import native_ops
-from inferplane_kernels_cpu.pages import Pages
+from inferplane_kernels_cpu.pages import weight_pages
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 _STRIP = 16
-_pages = Pages()
 
 
 class _Matrix(ctypes.Structure):
@@ -80,7 +79,7 @@ class QuantizedProduct:
         scale_bytes = 2 if is_narrow else 4
         code_bytes, part_bytes = num_units * unit * _STRIP * bits // 8, num_groups * _STRIP * scale_bytes
         strip_bytes = -(-(code_bytes + part_bytes * (1 if minimum is None else 2)) // 64) * 64
-        self._strips = _pages.take(-(-out_features // _STRIP) * strip_bytes)
+        self._strips = weight_pages.take(-(-out_features // _STRIP) * strip_bytes)
         self._bias = None if bias is None else bias.float().contiguous()
         self._matrix = _Matrix(
             self._strips.data_ptr(),

@@ -9,6 +9,7 @@ from inferplane.api.linear import FusedMultiply, LinearKernel, LinearShape, Mult
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.linear import PackedLinear, WidenedLinear, can_pack
 from inferplane_kernels_cpu.native_linear import DTYPES, NativeLinear
+from inferplane_kernels_cpu.pages import move_weight
 
 _NATIVE_PRODUCT = {torch.bfloat16: "bf16_matmul", torch.float16: "fp16_matmul"}
 
@@ -35,6 +36,7 @@ class CpuNativeLinear(LinearKernel):
 
     @classmethod
     def prepare(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
+        move_weight(weight)
         return NativeMultiply(weight, bias)
 
 
