@@ -1,12 +1,11 @@
 """Finds how the kernels of four-bit weights are launched best for the products of llama-8b.
 
-    python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_int4.py --out DIR [--stage one_row …]
+    python3 benchmarks/h200/checkout.py -- python3 benchmarks/h200/tune_int4.py --out DIR [--stage few_rows …]
     python3 benchmarks/h200/tune_int4.py --adopt DIR/int4.json
 
-The first measures, in graphs over weights that together exceed the cache, groups of 128. ``one_row``:
-`int4_fixed_matvec`, with the norm where a model has one, and beside it `int4_matvec`, and norm and `int4_matmul`;
-``few_rows``: `int4_matmul` for 16, 32 and 64 rows; ``writing``: `dequantize_int4`, and the product of 64 to 512 rows
-by it. The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
+The first measures, in graphs over weights that together exceed the cache, groups of 128. ``few_rows``: `int4_matmul`
+for 16, 32 and 64 rows; ``writing``: `dequantize_int4`, and the product of 64 to 512 rows by it; one row is
+`tune_chain.py`'s. The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
 """
 
 from __future__ import annotations
@@ -24,29 +23,16 @@ import torch
 from measuring import Measuring, adopt, randn
 from precompile import meta, precompile
 from timing import num_buffers
-from tune_products import NORMED, SHAPES, Shape
+from tune_products import SHAPES, Shape
 
 from inferplane_kernels_triton.int4_dequantize import DequantizeConfig, dequantize_int4
-from inferplane_kernels_triton.int4_fixed_matvec import Int4FixedMatvecConfig, int4_fixed_matvec
 from inferplane_kernels_triton.int4_matmul import Int4MatmulConfig, int4_matmul
 from inferplane_kernels_triton.int4_matrix import Int4Matrix
-from inferplane_kernels_triton.int4_matvec import Int4MatvecConfig, int4_matvec
-from inferplane_kernels_triton.matvec import NormBefore
-from inferplane_kernels_triton.norm import add_rms_norm
 from inferplane_kernels_triton.skinny_matmul import MatmulWorkspace
 
 GROUP = 128
 PRODUCTS = {name: shape for name, shape in SHAPES["llama-8b"].items() if name != "lm_head"}
 """The head stays plain."""
-ONE_ROW = [
-    Int4FixedMatvecConfig(*each)
-    for each in (
-        (8, 2, 4), (8, 4, 4), (8, 1, 4), (4, 4, 4), (4, 8, 4), (4, 2, 4), (4, 1, 4), (16, 1, 8), (16, 2, 8), (8, 4, 8),
-        (8, 2, 8), (4, 4, 8), (2, 8, 4), (2, 4, 4), (8, 2, 2), (4, 4, 2),
-    )
-]  # fmt: skip
-FLOAT = [Int4MatvecConfig(*each) for each in ((8, 32, 4), (4, 32, 4), (16, 32, 8), (8, 32, 8), (2, 32, 4))]
-"""The kernel of other vendors is measured beside."""
 FEW_ROWS = [
     Int4MatmulConfig(rows, splits, warps)
     for (rows, warps), splits in itertools.product(
@@ -80,15 +66,6 @@ def matrices(shape: Shape) -> list[Int4Matrix]:
     return [one() for _ in range(min(16, num_buffers(out * inner // 2)))]
 
 
-def launch_one_row(task: tuple[str, Int4FixedMatvecConfig | Int4MatvecConfig]) -> None:
-    name, config = task
-    inner = PRODUCTS[name][1]
-    norm = NormBefore(meta(inner), 1e-5, meta(1, inner), meta(1, inner)) if name in NORMED else None
-    weight = meta_matrix(PRODUCTS[name])
-    matvec = int4_fixed_matvec if isinstance(config, Int4FixedMatvecConfig) else int4_matvec
-    matvec(meta(1, inner), weight, norm=norm, gated=name == "gate_up", config=config, pdl=True)
-
-
 def launch_few_rows(task: tuple[str, int, Int4MatmulConfig]) -> None:
     name, width, config = task
     shape = PRODUCTS[name]
@@ -110,43 +87,6 @@ def launch_writing(task: tuple[str, DequantizeConfig]) -> None:
 
 def kernel_of(name: str, kernel: str) -> str:
     return f"{kernel}_gated" if name == "gate_up" else kernel
-
-
-def measure_one_row(measuring: Measuring, name: str, weights: list[Int4Matrix]) -> None:
-    out, inner = PRODUCTS[name]
-    gated = name == "gate_up"
-    x, residual, total = (randn(1, inner) for _ in range(3))
-    norm = NormBefore(randn(inner), 1e-5, residual, total) if name in NORMED else None
-    for config in FLOAT:
-        launch = partial(int4_matvec, x, norm=norm, gated=gated, config=config, pdl=True)
-        measuring.time(
-            f"one row as floats {name} {config}", [partial(launch, weight=each) for each in weights]
-        )
-    times = {}
-    for config in ONE_ROW:
-        launch = partial(int4_fixed_matvec, x, norm=norm, gated=gated, config=config, pdl=True)
-        times[config] = measuring.time(
-            f"one row {name} {config}", [partial(launch, weight=each) for each in weights]
-        )
-    best = min(times, key=times.__getitem__)
-    if times[best] < float("inf"):
-        print(f"one row {name}: {out * inner / 2e6 / times[best]:.2f} TB/s of codes by {best}", flush=True)
-        measuring.keep(kernel_of(name, "int4_fixed_matvec"), f"{out}x{inner}", best)
-
-
-def measure_one_row_by_matmul(measuring: Measuring, name: str, weights: list[Int4Matrix]) -> None:
-    """What the table does not have a place for, and is only printed."""
-    out, inner = PRODUCTS[name]
-    x, residual, norm = randn(1, inner), randn(1, inner), randn(inner)
-    for config in few_rows_configs(out):
-        space = MatmulWorkspace.allocate(16, out, config.splits, x.device)
-
-        def product(weight: Int4Matrix, config: Int4MatmulConfig, space: MatmulWorkspace) -> torch.Tensor:
-            y = add_rms_norm(x, residual, norm, 1e-5, pdl=True)[0] if name in NORMED else x
-            return int4_matmul(y, weight, gated=name == "gate_up", workspace=space, config=config, pdl=True)
-
-        calls = [partial(product, each, config, space) for each in weights]
-        measuring.time(f"one row by matmul {name} {config}", calls)
 
 
 def measure_few_rows(measuring: Measuring, name: str, weights: list[Int4Matrix]) -> None:
@@ -190,7 +130,6 @@ def measure_writing(measuring: Measuring, name: str, weights: list[Int4Matrix]) 
 
 Measure = Callable[[Measuring, str, list[Int4Matrix]], None]
 STAGES: dict[str, list[Measure]] = {
-    "one_row": [measure_one_row, measure_one_row_by_matmul],
     "writing": [measure_writing],
     "few_rows": [measure_few_rows],
 }
@@ -199,10 +138,7 @@ STAGES: dict[str, list[Measure]] = {
 def compile_candidates(stage: str) -> None:
     names = list(PRODUCTS)
     by_matmul = [(name, config) for name in names for config in few_rows_configs(PRODUCTS[name][0])]
-    if stage == "one_row":
-        precompile(launch_one_row, list(itertools.product(names, [*ONE_ROW, *FLOAT])))
-        precompile(launch_few_rows, [(name, 1, config) for name, config in by_matmul])
-    elif stage == "few_rows":
+    if stage == "few_rows":
         precompile(launch_few_rows, [(name, width, config) for name, config in by_matmul for width in WIDTHS])
     else:
         precompile(launch_writing, list(itertools.product(names, WRITING)))

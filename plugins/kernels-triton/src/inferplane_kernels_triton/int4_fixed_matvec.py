@@ -147,6 +147,17 @@ def _x_in_fixed_point(
 
 
 @triton.jit
+def _load_groups(ptr, at, is_row, group, num_groups, GROUP: tl.constexpr):
+    """What each thread needs of scales or zero points, for the 128 / GROUP groups of a block or the one it is in."""
+    groups_of_block: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
+    loaded = ()
+    for part in tl.static_range(groups_of_block):
+        mask = is_row[:, None] & (group + part < num_groups)[None, :]
+        loaded += (tl.load(ptr + at + part, mask=mask, other=0),)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
 def _int4_fixed_matvec(
     x_ptr, residual_ptr, residual_out_ptr, norm_ptr, words_ptr, scale_ptr, zero_ptr, offset_ptr, bias_ptr, out_ptr,
     num_out, eps,
@@ -169,11 +180,15 @@ def _int4_fixed_matvec(
     cells = tl.arange(0, 16 * BLOCKS)
     is_word = (cells < num_blocks * 16)[None, :]
     # The weight is no earlier kernel's work: its first part is on its way while the kernel before this one finishes.
+    # Scales come a part ahead as words do, or each part would wait for memory twice.
     first = tl.program_id(0).to(tl.int64) * (made * TIMES)
     words_ptr += first * (num_blocks * 16)
     local_rows = locals // halves + locals % halves * num_out
     cells = local_rows[:, None] * (num_blocks * 16) + cells[None, :]
     words = load_words(words_ptr, cells, is_word & (outs < num_out)[:, None])
+    group = quarters // 4 * 128 // GROUP
+    at = first * num_groups + (local_rows[:, None] * num_groups + group[None, :])
+    scales = _load_groups(scale_ptr, at, outs < num_out, group, num_groups, GROUP)
     begin(PDL)
     lower_first, upper_first, lower_last, upper_last, step = _x_in_fixed_point(
         x_ptr, residual_ptr, residual_out_ptr, norm_ptr, eps, IN, BLOCKS, HAS_RESIDUAL, HAS_NORM
@@ -184,6 +199,11 @@ def _int4_fixed_matvec(
         words_ptr += made * num_blocks * 16
         is_next = (outs < num_out) & (time + 1 < TIMES)
         next_words = load_words(words_ptr, cells, is_word & is_next[:, None])
+        next_scales = _load_groups(scale_ptr, at + made * num_groups, is_next, group, num_groups, GROUP)
+        if HAS_ZERO:
+            zeros = _load_groups(zero_ptr, at, is_row, group, num_groups, GROUP)
+        if HAS_OFFSET:
+            offsets = _load_groups(offset_ptr, at, is_row, group, num_groups, GROUP)
         acc = tl.zeros((ROWS, 4 * BLOCKS), dtype=tl.float32)
         for part in tl.static_range(groups_of_block):
             sums = tl.zeros((ROWS, 4 * BLOCKS), dtype=tl.int32)
@@ -197,16 +217,14 @@ def _int4_fixed_matvec(
                 sums, total = _add_half(
                     sums, total, words, lower_last, upper_last, 4, part * places % 4, places, NATIVE
                 )
-            group = (quarters // 4 * 128 + part * GROUP) // GROUP
-            at = (first + time * made) * num_groups + (local_rows[:, None] * num_groups + group[None, :])
-            is_group = is_row[:, None] & (group < num_groups)[None, :]
             product, x_total = sums.to(tl.float32), total.to(tl.float32)[None, :]
             if HAS_ZERO:
-                product -= x_total * tl.load(zero_ptr + at, mask=is_group, other=0).to(tl.float32)
-            acc += product * tl.load(scale_ptr + at, mask=is_group, other=0.0).to(tl.float32)
+                product -= x_total * zeros[part].to(tl.float32)
+            acc += product * scales[part].to(tl.float32)
             if HAS_OFFSET:
-                acc += x_total * tl.load(offset_ptr + at, mask=is_group, other=0.0).to(tl.float32)
-        words = next_words
+                acc += x_total * offsets[part].to(tl.float32)
+        words, scales = next_words, next_scales
+        at += made * num_groups
         result = tl.sum(acc * step[None, :], axis=1)
         made_before = first + time * made
         rows = made_before + local_rows
