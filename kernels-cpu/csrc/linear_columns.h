@@ -88,13 +88,34 @@ Left<T> left_of(const T* weight, int64_t weight_depth, int64_t first_depth, int6
   return {{staged, staged + kHalf * stride}, stride, {kHalf, kHalf}};
 }
 
-// Rows that will be on the left next. Those from first_row up to end_row, of both halves, are fetched meanwhile, because
-// memory and tiles are busy by turns otherwise.
-template <class T>
-struct Next {
-  const T* half[2];
-  int64_t stride;
-  int first_row, end_row;
+// Rows that will be on the left next, which are fetched meanwhile, because memory and tiles are busy by turns otherwise:
+// kStretches stretches of memory side by side, since the processor itself reads ahead within each page that it sees read.
+class Next {
+ public:
+  static constexpr int kStretches = 4;
+
+  Next() = default;
+
+  // The rows of a whole block, to be fetched in num_steps steps.
+  template <class T>
+  Next(const T* weight, int64_t depth, const Block& block, int64_t num_steps) {
+    int64_t num_bytes = kBlock / kStretches * depth * int64_t(sizeof(T));
+    for (int i = 0; i < kStretches; ++i)
+      at_[i] = reinterpret_cast<const char*>(weight + block.first[i / 2] * depth) + i % 2 * num_bytes;
+    lines_ = int((num_bytes / 64 + num_steps - 1) / num_steps);
+  }
+
+  void fetch_step() {
+    for (int line = 0; line < lines_; ++line)
+      for (auto& at : at_) {
+        _mm_prefetch(at, _MM_HINT_T1);
+        at += 64;
+      }
+  }
+
+ private:
+  const char* at_[kStretches] = {};
+  int lines_ = 0;
 };
 
 // sums[kRows][kPanels * 16], kGroup * 16 apart, = or += rows × panels. Of the rows `present` may be read.
@@ -156,8 +177,8 @@ inline void multiply_rows(const typename LeftOf<T>::Number* rows, int present, i
 
 // sums[32][kGroup * 16] = or += left × panels, over `depth` numbers (padded).
 template <class T, int kPanels>
-void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
-              int64_t panel_stride, int64_t depth, float* sums, bool adds) {
+void multiply(const Left<T>& left, Next& next, const float* panels, int64_t panel_stride, int64_t depth, float* sums,
+              bool adds) {
   constexpr int kStride = kGroup<T> * kPanel;
 #if INFERPLANE_HAS_AMX
   if constexpr (kUsesTiles<T>) {
@@ -176,10 +197,7 @@ void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
     }
     const int64_t row_bytes = left.stride * 2;
     for (int64_t i = 0; i < depth; i += 32) {
-      for (int row = next.first_row; row < next.end_row; ++row) {
-        _mm_prefetch(reinterpret_cast<const char*>(next.half[0] + row * next.stride + i), _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(next.half[1] + row * next.stride + i), _MM_HINT_T1);
-      }
+      next.fetch_step();
       // the hint keeps them from driving the rows, which the next panels need as well, out of the cache
       _tile_stream_loadd(4, panels + i * 8, 64);
       _tile_loadd(6, left.half[0] + i, row_bytes);
@@ -199,7 +217,7 @@ void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
     return;
   }
 #endif
-  (void)next;
+  (void)next;  // the processor itself keeps up there
   constexpr int kRows = INFERPLANE_HAS_AVX512 ? 8 : 4;  // as many sums as there are registers for
   for (int half = 0; half < 2; ++half)
     for (int first = 0; first < left.size[half]; first += kRows) {
@@ -214,8 +232,8 @@ void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
 }
 
 template <class T>
-inline void multiply(const Left<T>& left, const Next<T>& next, const float* panels,
-                     int64_t panel_stride, int num_panels, int64_t depth, float* sums, bool adds) {
+inline void multiply(const Left<T>& left, Next& next, const float* panels, int64_t panel_stride, int num_panels,
+                     int64_t depth, float* sums, bool adds) {
   if (num_panels == 1) return multiply<T, 1>(left, next, panels, panel_stride, depth, sums, adds);
   if constexpr (kGroup<T> > 1)
     if (num_panels == 2) return multiply<T, 2>(left, next, panels, panel_stride, depth, sums, adds);

@@ -57,7 +57,7 @@ class Product {
     for (int64_t token = 0; token < num_tokens_; token += at_once) {
       int64_t num_tokens = num_tokens_ - token < at_once ? num_tokens_ - token : at_once;
       pack(token, num_tokens, 0, (num_tokens + kPanel - 1) / kPanel, panels, panel_stride);
-      multiply_blocks(first, end, token, num_tokens, panels, panel_stride);
+      multiply_blocks(first, end, -1, token, num_tokens, panels, panel_stride);
     }
   }
 
@@ -125,7 +125,7 @@ class Product {
       int64_t first = part * at_once, num_tokens = num_tokens_ - first < at_once ? num_tokens_ - first : at_once;
       float* panels = memory + thread * part_floats;
       pack(first, num_tokens, 0, (num_tokens + kPanel - 1) / kPanel, panels, panel_stride);
-      multiply_blocks(0, blocks(), first, num_tokens, panels, panel_stride);
+      multiply_blocks(0, blocks(), -1, first, num_tokens, panels, panel_stride);
     });
   }
 
@@ -138,8 +138,14 @@ class Product {
     for_ranges(num_panels, packing_ns * double(depth_), [&](int64_t panel, int64_t end) {
       pack(first_token, num_tokens, panel, end, panels, panel_stride);
     });
-    for_ranges(blocks(), nanoseconds(num_tokens), [&](int64_t first, int64_t end) {
-      multiply_blocks(first, end, first_token, num_tokens, panels, panel_stride);
+    int64_t per_range = things_per_task(blocks(), nanoseconds(num_tokens), 16);
+    Queue ranges((blocks() + per_range - 1) / per_range);
+    parallel(per_range < blocks() ? num_threads() : 1, [&](int, int) {
+      ranges.work_off([&](int64_t range, int64_t next) {
+        int64_t first = range * per_range, end = first + per_range;
+        if (end > blocks()) end = blocks();
+        multiply_blocks(first, end, next < 0 ? -1 : next * per_range, first_token, num_tokens, panels, panel_stride);
+      });
     });
   }
 
@@ -153,8 +159,9 @@ class Product {
     }
   }
 
-  void multiply_blocks(int64_t first, int64_t end, int64_t first_token, int64_t num_tokens, const float* panels,
-                       int64_t panel_stride) const {
+  // Blocks from `first` to `end`. The thread goes on with block `then`, if that is not -1.
+  void multiply_blocks(int64_t first, int64_t end, int64_t then, int64_t first_token, int64_t num_tokens,
+                       const float* panels, int64_t panel_stride) const {
 #if INFERPLANE_HAS_AMX
     Tiles tiles;
 #endif
@@ -184,16 +191,14 @@ class Product {
       for (int64_t index = first; index < end; ++index) {
         Block block = block_at(index, out_features_, outputs_.is_gated);
         Left<T> left = left_of(weight_, depth_, at, depth, block, num_groups > 2, staged);
-        Block after = block_at(index + 1, out_features_, outputs_.is_gated);
-        Next<T> next{{weight_ + after.first[0] * depth_ + at, weight_ + after.first[1] * depth_ + at}, depth_, 0, 0};
-        bool fetches = num_groups > 1 && index + 1 < end && after.size[1] == kHalf;
+        int64_t following = index + 1 < end ? index + 1 : then;
+        Block after = block_at(following, out_features_, outputs_.is_gated);
+        Next next;
+        if (num_groups > 1 && !keeps_sums && following >= 0 && after.size[1] == kHalf)
+          next = Next(weight_, depth_, after, num_groups * ((depth + 31) / 32));
         for (int group = 0; group < num_groups; ++group) {
           int panel = group * kGroup<T>, size = num_panels - panel < kGroup<T> ? num_panels - panel : kGroup<T>;
           float* sums = all_sums + kSums * (keeps_sums ? (index - first) * num_groups + group : turn++ % 2);
-          if (fetches) {  // evenly: all at once would keep this group's rows waiting
-            next.first_row = group * kHalf / num_groups;
-            next.end_row = (group + 1) * kHalf / num_groups;
-          }
           const float* columns = panels + panel * panel_stride + at * kPanel / (kIsPaired<T> ? 2 : 1);
           multiply(left, next, columns, panel_stride, size, padded_depth<T>(depth), sums, at > 0);
           if (at + depth < depth_) continue;

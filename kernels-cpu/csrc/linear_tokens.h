@@ -40,23 +40,22 @@ inline void norm_row(const T* x, const NormBefore& norm, int64_t row, int64_t si
   auto put = [&](T* to, int64_t i, Vec a) { size - i >= 16 ? store(to + i, a) : store(to + i, a, int(size - i)); };
   const T* total = x + row * size;
   Vec squares[2] = {all_of(0), all_of(0)};
+  auto add_square = [&](int64_t i, Vec value) { squares[i / 16 % 2] = fma(value, value, squares[i / 16 % 2]); };
   if (norm.residual != nullptr) {
     T* residual = static_cast<T*>(norm.residual) + row * size;
-    for (int64_t i = 0; i < size; i += 16) put(residual, i, get(total, i) + get(residual, i));
+    for (int64_t i = 0; i < size; i += 16) {
+      Vec sum = rounded<T>(get(total, i) + get(residual, i));
+      put(residual, i, sum);
+      add_square(i, sum);
+    }
     total = residual;
-  }
-  for (int64_t i = 0; i < size; i += 16) {
-    Vec value = get(total, i);
-    squares[i / 16 % 2] = fma(value, value, squares[i / 16 % 2]);
+  } else {
+    for (int64_t i = 0; i < size; i += 16) add_square(i, get(total, i));
   }
   float mean = sum_of(squares[0] + squares[1]) / float(size);
   Vec inverse = all_of(1 / __builtin_sqrtf(mean + norm.eps));
   const T* weight = static_cast<const T*>(norm.weight);
-  for (int64_t i = 0; i < size; i += 16) {
-    T normed[16];
-    store(normed, get(total, i) * inverse);
-    put(out, i, load(normed) * get(weight, i));
-  }
+  for (int64_t i = 0; i < size; i += 16) put(out, i, rounded<T>(get(total, i) * inverse) * get(weight, i));
 }
 
 // Packs up to 16 rows of x, normed or not, as one panel: [depth / 2][16 tokens][2] pairs or [depth][16 tokens] floats.
@@ -85,14 +84,18 @@ void pack_panel(const T* x, const NormBefore* norm, int64_t first, int num_rows,
       std::memset(to, 0, width * sizeof(float));
       continue;
     }
-    if (norm != nullptr) {
-      norm_row(x, *norm, first + row, depth, normed);
-      from = normed;
-    }
     if constexpr (kIsPaired<T>) {
-      std::memcpy(to, from, depth * sizeof(T));
-      std::memset(reinterpret_cast<T*>(to) + depth, 0, (2 * width - depth) * sizeof(T));
+      T* pairs = reinterpret_cast<T*>(to);
+      if (norm != nullptr)
+        norm_row(x, *norm, first + row, depth, pairs);
+      else
+        std::memcpy(pairs, from, depth * sizeof(T));
+      std::memset(pairs + depth, 0, (2 * width - depth) * sizeof(T));
     } else {
+      if (norm != nullptr) {
+        norm_row(x, *norm, first + row, depth, normed);
+        from = normed;
+      }
       int64_t i = 0;
       for (; i + 16 <= depth; i += 16) store(to + i, load(from + i));
       if (i < depth) store(to + i, load(from + i, int(depth - i)));

@@ -23,21 +23,48 @@ inline void parallel(int num_tasks, const Fn& fn) {
       &fn);
 }
 
-// Calls fn(first, end) for ranges that make up [0, count), in parallel where that is worth it: each takes nanoseconds_each,
-// and a region some microseconds more than its tasks.
-template <class Fn>
-inline void for_ranges(int64_t count, double nanoseconds_each, const Fn& fn) {
+// How many of `count` things, which take nanoseconds_each, make a task: a region takes some microseconds more than its
+// tasks, and one that is too short is a single task.
+inline int64_t things_per_task(int64_t count, double nanoseconds_each, int tasks_per_thread) {
   constexpr double kShortestTask = 2'000, kShortestRegion = 5'000;
-  constexpr int kTasksPerThread = 8;
-  int64_t most = int64_t(num_threads()) * kTasksPerThread, per_task = int64_t(kShortestTask / nanoseconds_each);
+  int64_t most = int64_t(num_threads()) * tasks_per_thread, per_task = int64_t(kShortestTask / nanoseconds_each);
   if (count * nanoseconds_each < kShortestRegion) per_task = count;
   if (per_task < (count + most - 1) / most) per_task = (count + most - 1) / most;
-  if (per_task < 1) per_task = 1;
+  return per_task < 1 ? 1 : per_task;
+}
+
+// Calls fn(first, end) for ranges that make up [0, count), in parallel where that is worth it.
+template <class Fn>
+inline void for_ranges(int64_t count, double nanoseconds_each, const Fn& fn) {
+  int64_t per_task = things_per_task(count, nanoseconds_each, 8);
   parallel(int((count + per_task - 1) / per_task), [&](int task, int) {
     int64_t first = task * per_task, end = first + per_task;
     fn(first, end < count ? end : count);
   });
 }
+
+// Indices below `count`, handed out to threads that each know one ahead.
+class Queue {
+ public:
+  explicit Queue(int64_t count) : count_(count) {}
+
+  // Calls fn(index, next) for indices of this thread, next being the one that it will be called with then, or -1.
+  template <class Fn>
+  void work_off(const Fn& fn) {
+    for (int64_t index = take(), next; index >= 0; index = next) {
+      next = take();
+      fn(index, next);
+    }
+  }
+
+ private:
+  int64_t take() {
+    int64_t index = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
+    return index < count_ ? index : -1;
+  }
+
+  int64_t next_ = 0, count_;
+};
 
 // Memory of the calling thread, aligned to 64 bytes, uninitialised, valid until the thread asks again.
 // thread_scratch is for within a task, region_scratch for what the caller's regions share.

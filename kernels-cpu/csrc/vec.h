@@ -220,6 +220,24 @@ inline Vec fraction(Vec a) {
 
 #endif
 
+// Numbers as T has them.
+template <class T>
+inline Vec rounded(Vec a) {
+  T lanes[16];
+  store(lanes, a);
+  return load(lanes);
+}
+template <>
+inline Vec rounded<float>(Vec a) {
+  return a;
+}
+#if INFERPLANE_HAS_AVX512
+template <>
+inline Vec rounded<bf16>(Vec a) {
+  return {widen16(narrow16(a.all))};
+}
+#endif
+
 template <class T>
 inline void store_both(T* to, Vec first, Vec second) {
   store(to, first);

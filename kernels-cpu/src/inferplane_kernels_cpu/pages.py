@@ -37,7 +37,7 @@ def move_weight(weight: torch.Tensor) -> None:
     """Copies the numbers into `weight_pages`, contiguously, and makes that the tensor's own memory: whoever else holds
     the tensor reads them there as well, and what it lay in before is free if no other tensor shares it."""
     moved = weight_pages.take(weight.nbytes).view(weight.dtype).view(weight.shape)
-    weight.set_(moved.copy_(weight))  # type: ignore[call-overload]
+    weight.set_(moved.copy_(weight))
 
 
 def _huge(num_bytes: int) -> torch.Tensor:
