@@ -132,8 +132,15 @@ void place_tokens(const NewTokens<X>& tokens, const KV<T>& kv, const int64_t* sl
       if (slots[first + i] != slots[first] + i) return false;
     return true;
   };
+  auto fetch = [&](int64_t token) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) kv.prefetch_slot(slots[token], head);
+  };
   auto place_range = [&](int64_t first, int64_t end) {
-    for (int num; first < end; first += num) place(first, num = fills_panel(first, end) ? kPanelTokens : 1);
+    for (int num; first < end; first += num) {
+      num = fills_panel(first, end) ? kPanelTokens : 1;
+      if (num == 1 && first + 1 < end) fetch(first + 1);
+      place(first, num);
+    }
   };
   int num_tokens = tokens.num_tokens, per_task = num_tokens < 512 ? kPanelTokens : 4 * kPanelTokens;
   if (num_tokens <= kPanelTokens) return place_range(0, num_tokens);

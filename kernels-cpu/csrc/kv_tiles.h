@@ -80,11 +80,27 @@ struct KV {
     return {keys, values};
   }
 
+  // Fetches what `tile` of token `first` will return: four stretches side by side, since the processor itself reads ahead
+  // within each page that it sees read.
   void prefetch(const int32_t* blocks, int head, int first) const {
     if (!is_tiled()) return;
     auto lines = reinterpret_cast<const char*>(block(blocks[first / block_size], head) +
                                                first % block_size / kTile * 2 * tile_size());
-    for (size_t at = 0; at < 2 * tile_size() * sizeof(T); at += 64) _mm_prefetch(lines + at, _MM_HINT_T0);
+    size_t stretch = 2 * tile_size() * sizeof(T) / 4;
+    for (size_t at = 0; at < stretch; at += 64)
+      for (int i = 0; i < 4; ++i) _mm_prefetch(lines + i * stretch + at, _MM_HINT_T0);
+  }
+
+  // Fetches what `store` will write.
+  void prefetch_slot(int64_t slot, int head) const {
+    if (!is_tiled()) return;
+    int offset = int(slot % block_size), token = offset % kTile;
+    const T* keys = block(slot / block_size, head) + offset / kTile * 2 * tile_size();
+    const T* values = keys + tile_size();
+    for (int dim = 0; dim < head_dim; dim += kPair<T>)
+      __builtin_prefetch(keys + (token / 16 * head_dim + dim) * 16 + token % 16 * kPair<T>, 1);
+    for (int dim = 0; dim < head_dim; dim += 16)
+      __builtin_prefetch(values + dim * kTile + token / kPair<T> * 16 * kPair<T>, 1);
   }
 
  private:

@@ -27,6 +27,8 @@ constexpr int kFewestSplitRows = 8;  // that are multiplied in halves: fewer are
 constexpr int kFewestWidenedRows = 17;
 constexpr int kWidenedTiles = 2;  // at a time
 constexpr int kFewestTileRows = 17;  // for attention_tiles.h
+constexpr int kMostFetchingRows = 16;  // with more, products take longer than memory
+constexpr int kTilesAhead = 4;         // that are fetched: half of a first-level cache
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
 
@@ -37,6 +39,12 @@ struct Item {
   int32_t first_seen;          // by any of the rows
   int32_t piece, num_pieces;
   int64_t partial;  // where the request's pieces lie, in floats
+};
+
+// What the same thread does then, if the item is not null.
+struct Next {
+  const Item* item;
+  int head;
 };
 
 // T: of keys and values as they are stored. X: of queries and results.
@@ -73,14 +81,16 @@ class Attention {
     char* workspaces = memory + items_bytes + counters_bytes + partials_bytes;
     Item* next = items_;
     for_each_item([&](const Item& item) { *next++ = item; });
-    int num_tasks = num_items * layer_.num_kv_heads;
-    int next_task = 0;
+    Queue tasks(int64_t(num_items) * layer_.num_kv_heads);
     auto work = [&](int thread) {
 #if INFERPLANE_HAS_AMX
       Tiles tiles;
 #endif
-      for (int index; (index = __atomic_fetch_add(&next_task, 1, __ATOMIC_RELAXED)) < num_tasks;)
-        attend(items_[index % num_items], index / num_items, workspaces + thread * thread_bytes);
+      tasks.work_off([&](int64_t task, int64_t next) {
+        auto item_of = [&](int64_t index) { return index < 0 ? nullptr : items_ + index % num_items; };
+        Next then{item_of(next), int(next / num_items)};
+        attend(*item_of(task), int(task / num_items), then, workspaces + thread * thread_bytes);
+      });
     };
     if (num_keys * layer_.num_kv_heads * layer_.head_dim * 2 * int64_t(sizeof(T)) < kBytesWorthThreads)
       work(0);
@@ -156,7 +166,7 @@ class Attention {
     return at;
   }
 
-  void attend(const Item& item, int head, char* memory) const {
+  void attend(const Item& item, int head, const Next& next, char* memory) const {
     Workspace space;
     lay_out(memory, space);
     Softmax& softmax = space.softmax;
@@ -185,7 +195,7 @@ class Attention {
       if constexpr (kWidens<T>) {
         if (widens) this->attend_widened_chunk(item, head, first, end, is_first, space);
       }
-      if (!splits && !widens) attend_chunk(item, head, first, end, is_first, space);
+      if (!splits && !widens) attend_chunk(item, head, next, first, end, is_first, space);
       first = end;
     }
     if (item.num_pieces == 1)
@@ -256,21 +266,35 @@ class Attention {
   bool attend_by_tiles(const Item& item, int head, const Workspace& space) const {
     TileAttention::Shape shape{step_.past(item.req), group_,         item.first_row, item.num_rows,
                                item.first_key,       item.end_key, item.first_seen};
-    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    const int32_t* blocks = blocks_of(item);
     return TileAttention(layer_, kv_, blocks, head, shape, space.queries, space.tile_room, space.tiles, space.softmax)
         .run();
   }
 #endif
 
+  // Fetches the tile that comes kTilesAhead behind that of `key`, be it of this task or of the next one: what few rows take
+  // time for is memory, also while their softmax is computed.
+  void fetch_ahead(const Item& item, int head, const Next& next, int key) const {
+    int size = round_up(item.end_key - item.first_key, kTile);
+    int ahead = key + (size < kTilesAhead * kTile ? size : kTilesAhead * kTile), beyond = ahead - item.first_key - size;
+    if (beyond < 0)
+      kv_.prefetch(blocks_of(item), head, ahead);
+    else if (next.item != nullptr && next.item->first_key + beyond < next.item->end_key)
+      kv_.prefetch(blocks_of(*next.item), next.head, next.item->first_key + beyond);
+  }
+
+  const int32_t* blocks_of(const Item& item) const { return step_.block_table + item.req * step_.table_stride; }
+
   // Scores, softmax and sums of values for keys first to end, which are of one chunk.
-  void attend_chunk(const Item& item, int head, int first, int end, bool is_first, const Workspace& space) const {
-    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+  void attend_chunk(const Item& item, int head, const Next& next, int first, int end, bool is_first,
+                    const Workspace& space) const {
+    const int32_t* blocks = blocks_of(item);
     int num_tiles = (end - first + kTile - 1) / kTile;
     const void* values[kTilesPerChunk];
     for (int tile = 0; tile < num_tiles; ++tile) {
       int key = first + tile * kTile;
       T* scratch = space.tiles + (kv_.is_tiled() ? 0 : tile * 2 * kv_.tile_size());
-      if (item.num_rows <= 16 && key + kTile < end) kv_.prefetch(blocks, head, key + kTile);
+      if (item.num_rows <= kMostFetchingRows) fetch_ahead(item, head, next, key);
       Tile found = kv_.tile(blocks, head, key, item.first_seen, end, scratch);
       values[tile] = found.values;
       Right keys{&found.keys, 1, padded_dim_, 2, 16 * padded_dim_, 1};
@@ -285,7 +309,7 @@ class Attention {
   // The same of keys and values as floats.
   void attend_widened_chunk(const Item& item, int head, int first, int end, bool is_first,
                             const Workspace& space) const {
-    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    const int32_t* blocks = blocks_of(item);
     int num_tiles = (end - first + kTile - 1) / kTile, size = kv_.tile_size();
     const void *values[kTilesPerChunk], *wide[kWidenedTiles];
     for (int i = 0; i < kWidenedTiles; ++i) wide[i] = space.widened + i * size;
@@ -315,7 +339,7 @@ class Attention {
 #if INFERPLANE_HAS_AMX
   // The same of halves.
   void attend_split_chunk(const Item& item, int head, int first, int end, bool is_first, const Workspace& space) const {
-    const int32_t* blocks = step_.block_table + item.req * step_.table_stride;
+    const int32_t* blocks = blocks_of(item);
     int num_tiles = (end - first + kTile - 1) / kTile, size = kv_.tile_size();
     const void* values[3 * kTilesPerChunk];
     for (int tile = 0; tile < num_tiles; ++tile) {

@@ -103,10 +103,11 @@ class Share {
           return int(left < 0 ? 0 : left < kHalf ? left : kHalf);
         };
         const float* x = x_ + row * w_.in_features + at;
+        Next nothing;
         Left<float> left{{x, x + kHalf * w_.in_features}, w_.in_features, {size(row), size(row + kHalf)}};
         for (int group = 0; group < num_groups; ++group) {
           int strip = group * kGroup<float>, taken = count - strip < kGroup<float> ? count - strip : kGroup<float>;
-          multiply(left, Next<float>{}, panels + strip * kPartFloats, kPartFloats, taken, end - at,
+          multiply(left, nothing, panels + strip * kPartFloats, kPartFloats, taken, end - at,
                    sums + (group * num_blocks + block) * block_sums, at > 0);
         }
       }
