@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from inferplane import LLM, SamplingParams
@@ -91,19 +92,24 @@ def test_a_type_that_is_none(tiny_model: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 0.005), ("bfloat16", 0.02)])
-def test_perplexity(dtype: str, allowed: float, smollm2_folder: Path) -> None:
-    """fp8 (e4m3) and int8 within half a percent of a plain cache where all else is in float32; of so short a text
-    bfloat16's rounding makes a percent."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_perplexity(dtype: str, smollm2_folder: Path) -> None:
+    """fp8 (e4m3) and int8 are within half a percent of a plain cache, as far as eight pieces of a book tell: e4m3 costs
+    about that (docs/quantization.md), so that three standard errors of the differences of tokens are left to chance."""
     text = (ROOT / "benchmarks" / "carroll_1865.txt").read_text(encoding="utf-8")
     found = {}
     for kv_dtype in ("auto", "fp8_e4m3", "int8_per_token_head"):
-        settings = {"dtype": dtype, "kv_cache_bytes": 64 << 20, "max_model_len": 512}
+        settings = {"dtype": dtype, "kv_cache_bytes": 256 << 20, "max_model_len": 513}
         with open_llm(smollm2_folder, kv_cache_dtype=kv_dtype, **settings) as llm:
-            ids = llm.get_tokenizer().encode(text)[:500]
+            ids = llm.get_tokenizer().encode(text)
+            prompts = [{"prompt_token_ids": ids[start : start + 512]} for start in range(0, 36_000, 4500)]
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-            [output] = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
-        entries = [entry.chosen.logprob for entry in output.prompt_logprobs or () if entry is not None]
-        found[kv_dtype] = math.exp(-sum(entries) / len(entries))
-    for kv_dtype in ("fp8_e4m3", "int8_per_token_head"):
-        assert abs(found[kv_dtype] / found["auto"] - 1) < allowed, found
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        entries = [entry for output in outputs for entry in output.prompt_logprobs or ()]
+        found[kv_dtype] = np.array([entry.chosen.logprob for entry in entries if entry is not None])
+    for kv_dtype, most_error in (("fp8_e4m3", 0.003), ("int8_per_token_head", 0.0015)):
+        above = found["auto"] - found[kv_dtype]
+        error = above.std() / math.sqrt(len(above))
+        assert error < most_error, (kv_dtype, error)
+        assert abs(math.expm1(above.mean())) < 0.005 + 3 * error, (kv_dtype, above.mean(), error)
