@@ -11,7 +11,7 @@ import torch
 
 from inferplane import LLM, SamplingParams
 from oracle import Expected, Oracle
-from parity import assert_parity, largest_difference
+from parity import assert_parity
 from parity_prompts import FEW, LONG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("no_step_raises")]
@@ -111,6 +111,8 @@ def test_bfloat16_stays_near(
     for output, wanted in zip(outputs, expected):
         assert output.prompt_logprobs is not None
         found = [entry.chosen.logprob for entry in output.prompt_logprobs if entry is not None]
-        assert largest_difference(found, wanted.prompt_logprobs) < HALF_TOLERANCE, wanted.prompt
-        errors = [abs(a - b) for a, b in zip(found, wanted.prompt_logprobs)]
-        assert sum(errors, 0.0) / max(1, len(errors)) < HALF_MEAN_TOLERANCE, wanted.prompt
+        errors = [abs(a - b) for a, b in zip(found, wanted.prompt_logprobs, strict=True)]
+        mean = sum(errors, 0.0) / max(1, len(errors))
+        worst = sorted(((error, at) for at, error in enumerate(errors)), reverse=True)[:5]
+        assert mean < HALF_MEAN_TOLERANCE, (wanted.prompt[:40], mean, worst)
+        assert not errors or worst[0][0] < HALF_TOLERANCE, (wanted.prompt[:40], mean, worst)
