@@ -73,7 +73,7 @@ class TestLimits:
         engine.check_answer("late")
 
     def test_prompts_get_less_of_a_step_in_which_others_decode(self) -> None:
-        engine = make_engine(max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)
+        engine = make_engine(max_num_seqs=4, max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)
         engine.add(make_request("stream", 5, 30))
         engine.step()
         for number in range(3):
@@ -89,6 +89,22 @@ class TestLimits:
         for name in ("stream", "prompt-0", "prompt-1", "prompt-2"):
             engine.check_answer(name)
         check_all_returned(engine)
+
+    @pytest.mark.parametrize(
+        ("num_streams", "num_prompts", "is_limited"), [(1, 2, False), (2, 2, True), (3, 9, True)]
+    )
+    def test_few_streams_wait_for_the_prompts_of_more(
+        self, num_streams: int, num_prompts: int, is_limited: bool
+    ) -> None:
+        engine = make_engine(max_num_seqs=16, max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)
+        for number in range(num_streams):
+            engine.add(make_request(f"stream-{number}", 5, 30))
+        engine.step()
+        for number in range(num_prompts):
+            engine.add(make_request(f"prompt-{number}", 20))
+        plan = engine.step()
+        assert plan is not None
+        assert sum(plan.num_scheduled_tokens.values()) == (num_streams + 6 if is_limited else 32)
 
     def test_prompts_have_the_whole_step_while_nobody_decodes(self) -> None:
         engine = make_engine(max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)

@@ -101,7 +101,7 @@ def test_its_ops_kernels_and_attention_win_on_its_device() -> None:
 
 def test_a_server_computes_fewer_prompt_tokens_beside_streams() -> None:
     defaults = CpuPlatform().config_defaults(EngineArgs(), device(), "float32")
-    assert defaults["max_num_mixed_prompt_tokens"] == 512
+    assert defaults["max_num_mixed_prompt_tokens"] == 256
     assert "offline" in defaults.reasons["max_num_mixed_prompt_tokens"]
 
 

@@ -105,7 +105,8 @@ class EngineArgs:
     max_num_mixed_prompt_tokens: int | None = option(
         None,
         "Scheduler",
-        "Most tokens of prompts in a step in which requests decode: all of these wait for it with their next token. "
+        "Most tokens of prompts in a step in which requests decode: all of these wait for it with their next token. It "
+        "does not hold while they are at most an eighth of max_num_seqs and fewer than those without a token yet. "
         "Default: the platform decides for a server; no limit offline, where nobody waits between tokens.",
     )
     scheduler_policy: str = option(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inferplane.api.worker import Worker
 
 PREFIX_CACHE_BYTES = 256 << 20
+FLOAT32_STEP_TOKENS = 1024
 
 _NATIVE_PRODUCT = {"bfloat16": "bf16_matmul", "float16": "fp16_matmul"}
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -54,7 +55,9 @@ class CpuPlatform(Platform):
         Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.
 
         The step's budget of tokens is as small as it can be without costing throughput (on 2 cores 2,048 is 1 % quicker
-        than 1,024, and 512 is 3 % slower): while a prompt of that size is computed, nobody else gets a token.
+        than 1,024, and 512 is 3 % slower): while a prompt of that size is computed, nobody else gets a token. Where
+        products are native, a step takes as many more tokens as prompts that come at once have, and their streams begin
+        together instead of waiting for one another's prompts.
 
         What finished requests leave in the cache takes memory that other programs could use, so it is bounded, unless
         the user said how large the cache may be.
@@ -65,11 +68,11 @@ class CpuPlatform(Platform):
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
             "block_size": 32,
             "max_num_seqs": 128,
-            "max_num_batched_tokens": 1024,
-            "max_num_mixed_prompt_tokens": 512,
+            "max_num_batched_tokens": 2048 if keeps_dtype else FLOAT32_STEP_TOKENS,
+            "max_num_mixed_prompt_tokens": 256,
         }
         reasons = {
-            "max_num_batched_tokens": "a longer step would keep others waiting and gain 1 %",
+            "max_num_batched_tokens": "a longer step would keep others waiting and gain nothing",
             "max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token; offline (LLM) "
             "there is no limit",
         }
@@ -101,7 +104,7 @@ class CpuPlatform(Platform):
             map(hf_config.get, _EXPERT_COUNTS)
         ):
             return defaults
-        values = {"dtype": "float32"}
+        values: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": FLOAT32_STEP_TOKENS}
         reasons = {"dtype": "packed weights are multiplied by it as quickly as by bfloat16, and more exactly"}
         if args.attention_backend in (None, "cpu_native"):
             values["kv_cache_dtype"] = "float16"
