@@ -56,8 +56,8 @@ ALLOWED = {
     "Q6_K.gguf": 2.0,
     "Q5_K_M.gguf": 4.0,
     "Q4_K_M.gguf": 6.0,
-    "mxfp4": 50.0,
-    "w-mxfp4": 50.0,
+    "mxfp4": 55.0,
+    "w-mxfp4": 55.0,
     "w-mxfp4-gptq": 40.0,
     "kv-fp8_e4m3": 0.5,
     "kv-fp8_e5m2": 3.0,
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="*", default=FORMS)
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device")
     parser.add_argument("--json", type=Path, help="append one object for each form to this file")

@@ -11,6 +11,8 @@ struct LayerShape {
   int32_t window, chunk;  // 0 where there is none
   float scale, soft_cap;  // soft_cap 0 where there is none
   int32_t is_latent;      // keys are values, too
+  int32_t code;           // of keys and values, as `Code`
+  const float *k_scales, *v_scales;  // [num_kv_heads] of 8-bit floats, or null
 
   // The first key that a query at this position sees.
   int first_visible(int position) const {

@@ -7,8 +7,6 @@
 
 namespace inferplane::INFERPLANE_LEVEL {
 
-constexpr int kMostHeadDim = 1024;
-
 struct Rotation {
   const int64_t* positions;  // [num_tokens]
   const float* cos_sin;      // [max_positions, rotary_dim], cosines first

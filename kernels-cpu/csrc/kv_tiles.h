@@ -8,16 +8,18 @@
 //
 // Where blocks are no multiple of 32 tokens, or heads none of 16, they hold plain rows instead, all keys before all values,
 // and tiles are made of them when they are read. So do blocks of latents, which are keys and values at once: a row is kept
-// once, and both tiles are made of it.
+// once, and both tiles are made of it. And so do blocks of codes (codes.h), whose rows of int8 have their scales, float32,
+// behind all rows of the block.
 #pragma once
 
+#include "codes.h"
 #include "transpose.h"
-#include "vec.h"
 
 namespace inferplane::INFERPLANE_LEVEL {
 
 constexpr int kTile = 32;  // tokens
 constexpr int kPanelTokens = 16;
+constexpr int kMostHeadDim = 1024;
 
 template <class T>
 constexpr int kPair = 1;
@@ -35,17 +37,27 @@ struct KV {
   T* memory;
   int num_kv_heads, block_size, head_dim;
   bool is_latent;
+  Code code;
+  const float *k_scales, *v_scales;  // [num_kv_heads] of 8-bit floats
 
-  bool is_tiled() const { return !is_latent && block_size % kTile == 0 && head_dim % 16 == 0; }
+  bool is_tiled() const {
+    return !is_latent && code == Code::kNone && block_size % kTile == 0 && head_dim % 16 == 0;
+  }
+  int num_halves() const { return is_latent ? 1 : 2; }
   // Elements of keys, or of values, in one tile that is padded to whole panels.
   int tile_size() const { return kTile * round_up(head_dim, 16); }
 
   T* block(int64_t id, int head) const {
-    return memory + (id * num_kv_heads + head) * (is_latent ? 1 : 2) * block_size * head_dim;
+    return memory + (id * num_kv_heads + head) * num_halves() * block_size * head_dim;
   }
 
   // Writes one token's key and value, of a latent the key alone: key is contiguous.
   void store(int64_t slot, int head, const T* key, const T* value) const {
+    if (code != Code::kNone) {
+      store_codes(slot, head, 0, key);
+      if (!is_latent) store_codes(slot, head, 1, value);
+      return;
+    }
     int offset = int(slot % block_size);
     T* at = block(slot / block_size, head);
     if (!is_tiled()) {
@@ -83,6 +95,11 @@ struct KV {
   // Fetches what `tile` of token `first` will return: four stretches side by side, since the processor itself reads ahead
   // within each page that it sees read.
   void prefetch(const int32_t* blocks, int head, int first) const {
+    if (code != Code::kNone)
+      for (int half = 0; half < num_halves(); ++half) {
+        auto rows = reinterpret_cast<const char*>(codes(blocks[first / block_size], head, half, first % block_size));
+        for (int at = 0; at < kTile * head_dim; at += 64) _mm_prefetch(rows + at, _MM_HINT_T0);
+      }
     if (!is_tiled()) return;
     auto lines = reinterpret_cast<const char*>(block(blocks[first / block_size], head) +
                                                first % block_size / kTile * 2 * tile_size());
@@ -170,20 +187,82 @@ struct KV {
     return copy;
   }
 
-  Tile gather(const int32_t* blocks, int head, int first, int first_seen, int end, T* scratch) const {
-    T *keys = scratch, *values = scratch + tile_size();
-    int begin = first_seen > first ? first_seen - first : 0, num_tokens = end - first < kTile ? end - first : kTile;
-    bool by_panels = has_panels();
-    if (begin > 0 || num_tokens < kTile || !by_panels) std::memset(static_cast<void*>(keys), 0, 2 * tile_size() * sizeof(T));
-    int depth = round_up(head_dim, 16);
-    const T *from_keys[kTile], *from_values[kTile];
-    for (int token = begin; token < num_tokens; ++token) {
-      int position = first + token;
-      from_keys[token] = block(blocks[position / block_size], head) + position % block_size * head_dim;
-      from_values[token] = is_latent ? from_keys[token] : from_keys[token] + block_size * head_dim;
+  // Codes of a key (half 0) or value.
+  uint8_t* codes(int64_t id, int head, int half, int offset) const {
+    return code_block(id, head) + (half * block_size + offset) * head_dim;
+  }
+  uint8_t* code_block(int64_t id, int head) const {
+    int64_t row_bytes = head_dim + (code == Code::kInt8 ? sizeof(float) : 0);
+    return reinterpret_cast<uint8_t*>(memory) + (id * num_kv_heads + head) * num_halves() * block_size * row_bytes;
+  }
+  uint8_t* row_scale(int64_t id, int head, int half, int offset) const {
+    return code_block(id, head) + num_halves() * block_size * head_dim + (half * block_size + offset) * sizeof(float);
+  }
+  float head_scale(int head, int half) const {
+    const float* scales = half == 0 ? k_scales : v_scales;
+    return scales == nullptr ? 1 : scales[head];
+  }
+
+  void store_codes(int64_t slot, int head, int half, const T* row) const {
+    int64_t id = slot / block_size;
+    int offset = int(slot % block_size);
+    uint8_t* to = codes(id, head, half, offset);
+    if (code == Code::kInt8) {
+      float scale = encode_int8(row, head_dim, to);
+      std::memcpy(row_scale(id, head, half, offset), &scale, sizeof(scale));
+    } else {
+      encode_float8(code, row, head_scale(head, half), head_dim, to);
     }
-    for (int token = begin; token < num_tokens;) {
-      if (by_panels && token % 16 == 0 && token + 16 <= num_tokens) {
+  }
+
+  void load_codes(int64_t id, int head, int half, int offset, T* row) const {
+    float scale = head_scale(head, half);
+    if (code == Code::kInt8) std::memcpy(&scale, row_scale(id, head, half, offset), sizeof(scale));
+    decode(code, codes(id, head, half, offset), scale, head_dim, row);
+  }
+
+  Tile gather(const int32_t* blocks, int head, int first, int first_seen, int end, T* scratch) const {
+    int begin = first_seen > first ? first_seen - first : 0, num_tokens = end - first < kTile ? end - first : kTile;
+    if (begin > 0 || num_tokens < kTile || !has_panels())
+      std::memset(static_cast<void*>(scratch), 0, 2 * tile_size() * sizeof(T));
+    code == Code::kNone ? gather_rows(blocks, head, first, begin, num_tokens, scratch)
+                        : gather_codes(blocks, head, first, begin, num_tokens, scratch);
+    return {scratch, scratch + tile_size()};
+  }
+
+  void gather_rows(const int32_t* blocks, int head, int first, int begin, int end, T* scratch) const {
+    const T *keys[kTile], *values[kTile];
+    for (int token = begin; token < end; ++token) {
+      int position = first + token;
+      keys[token] = block(blocks[position / block_size], head) + position % block_size * head_dim;
+      values[token] = is_latent ? keys[token] : keys[token] + block_size * head_dim;
+    }
+    put_rows(scratch, begin, end, keys, values);
+  }
+
+  void gather_codes(const int32_t* blocks, int head, int first, int begin, int end, T* scratch) const {
+    T room[2][kPanelTokens][kMostHeadDim];
+    const T *keys[kTile], *values[kTile];
+    for (int panel = begin / kPanelTokens * kPanelTokens; panel < end; panel += kPanelTokens) {
+      int from = panel < begin ? begin : panel, to = panel + kPanelTokens < end ? panel + kPanelTokens : end;
+      for (int token = from; token < to; ++token) {
+        int64_t id = blocks[(first + token) / block_size];
+        int offset = (first + token) % block_size;
+        for (int half = 0; half < num_halves(); ++half)
+          load_codes(id, head, half, offset, room[half][token - panel]);
+        keys[token] = room[0][token - panel];
+        values[token] = room[num_halves() - 1][token - panel];
+      }
+      put_rows(scratch, from, to, keys, values);
+    }
+  }
+
+  // Writes the rows of tokens begin to end into the tiles in `scratch`.
+  void put_rows(T* scratch, int begin, int end, const T* const* from_keys, const T* const* from_values) const {
+    T *keys = scratch, *values = scratch + tile_size();
+    int depth = round_up(head_dim, 16);
+    for (int token = begin; token < end;) {
+      if (has_panels() && token % 16 == 0 && token + 16 <= end) {
         put_panel(keys, values, token, from_keys + token, from_values + token);
         token += 16;
         continue;
@@ -192,7 +271,6 @@ struct KV {
       put_value(values, token, from_values[token], head_dim);
       ++token;
     }
-    return {keys, values};
   }
 };
 

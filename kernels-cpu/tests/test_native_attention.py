@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferplane_kernels_cpu import native
-from inferplane_kernels_cpu.native_attention import DTYPES, LayerShape, PagedAttention, Step, allocate_kv
+from inferplane_kernels_cpu.native_attention import (
+    CODES,
+    DTYPES,
+    LayerShape,
+    PagedAttention,
+    Step,
+    allocate_kv,
+)
 from inferplane_kernels_cpu.program import Program
 
 pytestmark = pytest.mark.skipif(
@@ -22,6 +29,23 @@ TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3
 TOLERANCE_OF_HALVES = 4e-5
 """Of float32 over float16: numbers in two halves have 17 bits."""
 EPS = 1e-6
+
+
+def poison(kv: torch.Tensor, blocks: torch.Tensor | None = None) -> None:
+    """All ones are NaN in every type of floats, that of an int8 row's scale included."""
+    kv.view(torch.uint8)[slice(None) if blocks is None else blocks] = 255
+
+
+def as_stored(x: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """``x: [num_tokens, num_kv_heads, head_dim]`` as float32, rounded as a cache of ``dtype`` rounds."""
+    wide = x.float()
+    if dtype == torch.int8:
+        scale = wide.abs().amax(-1, keepdim=True) / 127
+        return (wide / scale.where(scale > 0, 1.0)).round() * scale
+    if scales is None:
+        return wide.to(dtype).float()
+    largest, scales = torch.finfo(dtype).max, scales.unsqueeze(1)
+    return (wide / scales).clamp(-largest, largest).to(dtype).float() * scales
 
 
 @dataclass
@@ -64,16 +88,25 @@ class Case:
         self.keys = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.values = [self._heads(length, self.num_kv_heads) for length in self.seq_lens]
         self.queries = [self._heads(length, self.num_heads) for length in self.query_lens]
+        self.kv_scales = None
+        if self.kv_dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            self.kv_scales = tuple(torch.rand(2, self.num_kv_heads, generator=self._random) + 0.5)
         if self.kv_dtype is not None:
             self.keys, self.values = (
-                [each.to(self.kv_dtype).to(self.dtype) for each in stored]
-                for stored in (self.keys, self.values)
+                [self._as_stored(each, half) for each in stored]
+                for half, stored in enumerate((self.keys, self.values))
             )
         if self.is_latent:
             self.values = self.keys
 
     def _heads(self, length: int, num_heads: int) -> torch.Tensor:
         return torch.randn(length, num_heads, self.head_dim, generator=self._random).to(self.dtype)
+
+    def _as_stored(self, heads: torch.Tensor, half: int) -> torch.Tensor:
+        if self.kv_dtype is None:
+            return heads
+        scales = None if self.kv_scales is None else self.kv_scales[half]
+        return as_stored(heads, self.kv_dtype, scales).to(self.dtype)
 
     def first_visible(self, positions: torch.Tensor) -> torch.Tensor:
         if self.window:
@@ -92,20 +125,21 @@ class Case:
     def kernel(self, level: str | None) -> PagedAttention:
         shape = (self.num_heads, self.num_kv_heads, self.head_dim, self.block_size, self.window, self.chunk)
         layer = LayerShape(*shape, self.head_dim**-0.5, self.soft_cap, self.is_latent)
-        return PagedAttention(layer, self.dtype, self.kv_dtype, at=level)
+        return PagedAttention(layer, self.dtype, self.kv_dtype, kv_scales=self.kv_scales, at=level)
 
     def store_past(self, kernel: PagedAttention) -> torch.Tensor:
         """A cache in which everything before the step is."""
         shape = (self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
         kv = allocate_kv(*shape, self.kv_dtype or self.dtype, is_latent=self.is_latent)
-        assert kv.numel() == math.prod(shape) * (1 if self.is_latent else 2)
-        kv.fill_(math.nan)
+        rows = math.prod(shape[:-1]) * (1 if self.is_latent else 2)
+        assert kv.numel() == rows * (self.head_dim + (4 if self.kv_dtype == torch.int8 else 0))
+        poison(kv)
         keys = torch.cat([keys[:past] for keys, past in zip(self.keys, self.pasts)])
         values = torch.cat([values[:past] for values, past in zip(self.values, self.pasts)])
         queries = self._heads(len(keys), self.num_heads)
         kernel.attend(queries, keys, values, kv, self.step([0] * len(self.pasts), self.pasts))
         for row, first in zip(self.block_table.long(), self.first_visible(torch.tensor(self.pasts)).tolist()):
-            kv[row[: first // self.block_size]] = math.nan
+            poison(kv, row[: first // self.block_size])
         return kv
 
     def run(self, level: str | None = None) -> torch.Tensor:
@@ -144,7 +178,7 @@ class Case:
             if self.rotary_dim is not None:
                 q = self._turn(q, positions, self.norms[0])
                 turned = self._turn(keys[past:], positions, self.norms[1])
-                keys = torch.cat([keys[:past], turned.to(self.kv_dtype or self.dtype).to(self.dtype)])
+                keys = torch.cat([keys[:past], self._as_stored(turned, 0)])
             k, v = (
                 x.double().repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (keys, values)
             )
@@ -174,8 +208,9 @@ class Case:
 
     def check(self, level: str | None = None) -> None:
         # a rounded key, turned, may be the other of two neighbours
-        limit = TOLERANCES[self.kv_dtype or self.dtype] * (1 if self.rotary_dim is None else 2)
-        if self.kv_dtype != self.dtype and self.kv_dtype is not None and self.rotary_dim is None:
+        is_half = self.kv_dtype == torch.float16
+        limit = TOLERANCES[torch.float16 if is_half else self.dtype] * (1 if self.rotary_dim is None else 2)
+        if is_half and self.dtype == torch.float32 and self.rotary_dim is None:
             limit = TOLERANCE_OF_HALVES
         torch.testing.assert_close(self.run(level).double(), self.truth(), rtol=limit, atol=limit)
 
@@ -253,6 +288,48 @@ def test_float32_over_float16(level: str, more: dict[str, float], rotary_dim: in
     lens = [600, 50, 400, 1, 130, 90], [1, 50, 300, 1, 3, 9]
     case = Case(*lens, torch.float32, rotary_dim=rotary_dim, kv_dtype=torch.float16, **more)  # type: ignore[arg-type]
     case.check(level)
+
+
+@pytest.mark.parametrize("code", list(CODES), ids=str)
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"has_sinks": True},
+        {"window": 40, "head_dim": 40, "block_size": 7, "soft_cap": 1.5},
+        {"is_latent": True, "num_kv_heads": 1, "head_dim": 80},
+    ],
+    ids=str,
+)
+def test_codes_of_one_byte(level: str, dtype: torch.dtype, code: torch.dtype, more: dict[str, float]) -> None:
+    """Few rows and many, whole tiles and the ends of sequences."""
+    lens = [300, 40, 130, 1, 90], [1, 40, 70, 1, 9]
+    Case(*lens, dtype, kv_dtype=code, **more).check(level)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", list(CODES), ids=str)
+def test_keys_are_turned_before_they_are_rounded(level: str, code: torch.dtype) -> None:
+    lens = [70, 40], [1, 40]
+    Case(*lens, torch.float32, kv_dtype=code, rotary_dim=32, has_norm=True, seed=5).check(level)
+
+
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_every_bfloat16_number_is_stored_as_torch_rounds_it(level: str, code: torch.dtype) -> None:
+    """Beyond the type's range as its largest number, and NaN as NaN."""
+    numbers = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16).view(1024, 1, 64)
+    scales = torch.tensor([0.75])
+    shape = LayerShape(1, 1, 64, 32, 0, 0, 0.125, 0.0, 0)
+    kernel = PagedAttention(shape, torch.bfloat16, code, kv_scales=(scales, scales), at=level)
+    kv = allocate_kv(32, 1, 32, 64, code)
+    lens, starts = torch.tensor([1024], dtype=torch.int32), torch.tensor([0, 1024], dtype=torch.int32)
+    step = Step(torch.arange(32, dtype=torch.int32)[None], lens, starts, torch.arange(1024))
+    kernel.attend(numbers, numbers, numbers, kv, step)
+    largest = torch.finfo(code).max
+    want = (numbers.float() / 0.75).clamp(-largest, largest).to(code).flatten()
+    for got in kv.view(32, 2, 32 * 64).transpose(0, 1).flatten(1):
+        nan = want.float().isnan()
+        assert torch.equal(got.float().isnan(), nan)
+        assert torch.equal(got.view(torch.uint8)[~nan], want.view(torch.uint8)[~nan])
 
 
 @settings(deadline=None, max_examples=40)

@@ -447,7 +447,8 @@ class Attention {
 template <class T, class X = T>
 void attend(const LayerShape& layer, const Step& step, const Heads& heads, void* memory, const Rotation* rotation,
             const float* sinks, void* out) {
-  KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads, layer.block_size, layer.head_dim, layer.is_latent != 0};
+  KV<T> kv{static_cast<T*>(memory), layer.num_kv_heads,  layer.block_size, layer.head_dim,
+           layer.is_latent != 0,    Code(layer.code), layer.k_scales,   layer.v_scales};
   NewTokens<X> tokens{static_cast<const X*>(heads.k), static_cast<const X*>(heads.v), heads.kv_stride, step.num_tokens};
   place_tokens(tokens, kv, step.slots, rotation);
   auto q = static_cast<const X*>(heads.q);

@@ -1,7 +1,8 @@
 """Attention over a paged KV cache by the native library: one call a layer stores a step's keys and values and attends.
 
 The KV tensor of a layer is ``[num_blocks, num_kv_heads, 2 * block_size * head_dim]``, of one that keeps latents half as
-large; how a block of one head lies within is the library's affair (``csrc/kv_tiles.h``).
+large, and of int8 with 4 bytes more for each row; how a block of one head lies within is the library's affair
+(``csrc/kv_tiles.h``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ DTYPES = (
     (torch.float32, torch.float16),
 )
 """Of queries, new keys and values and results; and of keys and values as they are stored."""
+CODES = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
+"""Of one byte, as keys and values that come in any of these may be stored, too: int8 over a scale for each row, floats
+of 8 bits over one for each KV head. They are read as what queries are."""
 MAX_HEAD_DIM = 1024
 TILE = 32
 """Tokens that are read at a time. Blocks of a multiple of them, and heads of a multiple of 16, are read where they lie;
@@ -32,7 +36,8 @@ QKNorm = tuple[torch.Tensor, torch.Tensor, float]
 
 class LayerShape(ctypes.Structure):
     """What the kernel knows of a layer. ``window``, ``chunk`` and ``soft_cap`` are 0 where there is none;
-    ``is_latent`` is 1 where keys are values, too, and kept once."""
+    ``is_latent`` is 1 where keys are values, too, and kept once. ``code`` is one of `CODES`, and ``k_scales`` and
+    ``v_scales`` are addresses of ``[num_kv_heads]`` float32, or None where they are all 1."""
 
     _fields_ = (
         ("num_heads", ctypes.c_int32),
@@ -44,6 +49,9 @@ class LayerShape(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("is_latent", ctypes.c_int32),
+        ("code", ctypes.c_int32),
+        ("k_scales", ctypes.c_void_p),
+        ("v_scales", ctypes.c_void_p),
     )
 
 
@@ -107,11 +115,17 @@ class PagedAttention:
         dtype: torch.dtype,
         kv_dtype: torch.dtype | None = None,
         *,
+        kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
         at: str | None = None,
     ) -> None:
-        """``kv_dtype``: by default as ``dtype``. ``at``: one of `native.levels`, by default the one in use."""
+        """``kv_dtype``: by default as ``dtype``. ``kv_scales``: of keys and of values, ``[num_kv_heads]`` float32, by
+        which 8-bit floats are multiplied. ``at``: one of `native.levels`, by default the one in use."""
         self._shape = shape
-        self._dtype = DTYPES.index((dtype, kv_dtype or dtype))
+        self._kept = kv_scales
+        shape.code = CODES.get(kv_dtype or dtype, 0)
+        if kv_scales is not None:
+            shape.k_scales, shape.v_scales = (scales.data_ptr() for scales in kv_scales)
+        self._dtype = DTYPES.index((dtype, dtype if shape.code else kv_dtype or dtype))
         self._attend, self._rotate_and_attend = _kernels(at)
         self._address: Address = ctypes.addressof(shape)
 
@@ -202,7 +216,8 @@ def allocate_kv(
 ) -> torch.Tensor:
     """Uninitialised KV of one layer."""
     rows = block_size if is_latent else 2 * block_size
-    return torch.empty(num_blocks, num_kv_heads, rows * head_dim, dtype=dtype)
+    row_size = head_dim + (4 if dtype == torch.int8 else 0)
+    return torch.empty(num_blocks, num_kv_heads, rows * row_size, dtype=dtype)
 
 
 def _with_packed_heads(x: torch.Tensor) -> torch.Tensor:

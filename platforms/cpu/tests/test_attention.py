@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from inferplane.api.kv import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from inferplane.api.kv_dtype import KVScales
 from inferplane.plugins import load_plugins
 from inferplane_cpu.attention import CpuPagedAttention
 from inferplane_cpu.native_attention import CpuNativeAttention
@@ -28,15 +29,16 @@ from inferplane_kernels_cpu import native
 NUM_BLOCKS = 64
 TOLERANCES = {"float32": 3e-6, "bfloat16": 1.5e-2, "float16": 2e-3}
 
-BACKENDS: list[Any] = [
-    CpuPagedAttention,
-    pytest.param(
-        CpuNativeAttention,
-        marks=pytest.mark.skipif(
-            native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
-        ),
-    ),
-]
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+)
+BACKENDS: list[Any] = [CpuPagedAttention, pytest.param(CpuNativeAttention, marks=needs_native)]
+CODES = {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8_per_token_head": torch.int8,
+}
+"""KV dtypes that only the native attention stores."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -153,16 +155,38 @@ def test_step_after_step(
     variant: str, dtype: str, block_size: int, backend_class: type[AttentionBackend], seed: int
 ) -> None:
     layers = [make_layer(name, dtype, block_size, **VARIANTS[variant]) for name in ("first", "second")]
-    backends = [backend_class(), reference_backend()()]
     torch_dtype = getattr(torch, dtype)
-    kvs = {
-        (backend.name, layer.name): backend.allocate_kv(
-            layer, NUM_BLOCKS, torch_dtype, torch.device("cpu")
-        ).fill_(math.nan)
-        for backend in backends
-        for layer in layers
-    }
-    requests = Requests(seed, block_size)
+    compare_steps(backend_class(), layers, torch_dtype, torch_dtype, seed)
+
+
+@needs_native
+@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize(("kv_dtype", "stored"), CODES.items())
+def test_codes_step_after_step(kv_dtype: str, stored: torch.dtype, dtype: str, variant: str) -> None:
+    layer = make_layer("l", kv_dtype, 16, **VARIANTS[variant])
+    if kv_dtype.startswith("fp8"):
+        scales = torch.tensor([0.5, 0.3])[: layer.num_kv_heads]
+        layer = replace(layer, kv_scales=KVScales(scales, 3 * scales))
+    compare_steps(CpuNativeAttention(), [layer], getattr(torch, dtype), stored, seed=1)
+
+
+def compare_steps(
+    backend: AttentionBackend,
+    layers: list[AttentionLayer],
+    torch_dtype: torch.dtype,
+    stored: torch.dtype,
+    seed: int,
+) -> None:
+    """With the reference, whose cache of the type ``stored`` has other bytes in its other places."""
+    backends = [backend, reference_backend()()]
+    kvs = {}
+    for each, layer in itertools.product(backends, layers):
+        kv = each.allocate_kv(layer, NUM_BLOCKS, stored, torch.device("cpu"))
+        kv.view(torch.uint8).fill_(255)  # NaN in every type, that of an int8 row's scale included
+        kvs[each.name, layer.name] = kv
+    requests = Requests(seed, layers[0].spec.block_size)
+    tolerance = TOLERANCES[str(torch_dtype).removeprefix("torch.")]
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -3.0]) if layers[0].has_sinks else None
     num_steps = 0
@@ -185,7 +209,7 @@ def test_step_after_step(
             )
             assert got.dtype == torch_dtype
             assert got.shape == (*q.shape[:2], v.shape[-1])
-            torch.testing.assert_close(got, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
             assert torch.equal(qkv, kept)
     assert num_steps > 10
 
@@ -202,6 +226,13 @@ def test_it_takes_the_bytes_that_its_spec_says(
     assert kv.nbytes == 5 * layer.spec.block_bytes
 
 
+@pytest.mark.parametrize("kv_dtype", CODES)
+def test_codes_take_the_bytes_that_their_spec_says(kv_dtype: str) -> None:
+    layer = make_layer("l", kv_dtype, 16)
+    kv = CpuNativeAttention.allocate_kv(layer, 5, CODES[kv_dtype], torch.device("cpu"))
+    assert kv.nbytes == 5 * layer.spec.block_bytes
+
+
 @pytest.mark.parametrize("backend_class", BACKENDS)
 def test_what_it_does_not_do(backend_class: type[AttentionBackend]) -> None:
     layer = make_layer("l", "float32", 16)
@@ -215,7 +246,10 @@ def test_what_it_does_not_do(backend_class: type[AttentionBackend]) -> None:
 
     assert reason(layer) is None
     assert "not in torch.float64" in (reason(layer, dtype=torch.float64) or "")
-    assert "torch.int8" in (reason(layer, kv_dtype=torch.int8) or "")
+    assert "torch.bfloat16" in (reason(layer, kv_dtype=torch.float32) or "")
+    reads_codes = backend_class is CpuNativeAttention
+    for stored in CODES.values():
+        assert reads_codes == (reason(layer, kv_dtype=stored) is None)
     assert "not of KVCacheSpec" in (reason(replace(layer, spec=KVCacheSpec(block_size=16))) or "")
     assert reason(replace(layer, soft_cap=30.0, has_sinks=True)) is None
 

@@ -49,7 +49,9 @@ def check(weight: QuantizedWeight, want: torch.Tensor) -> None:
         if weight.column_group is None:
             rows = product.rows(torch.arange(weight.out_features))
             assert rows.dtype == dtype
-            torch.testing.assert_close(rows, want.to(dtype), rtol=1e-6, atol=1e-7)
+            # what lies between two neighbours in bfloat16 may be either
+            rtol = 1e-6 if dtype == torch.float32 else 2.0**-7
+            torch.testing.assert_close(rows, want.to(dtype), rtol=rtol, atol=1e-7)
 
 
 @needs_native

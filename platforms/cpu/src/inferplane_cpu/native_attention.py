@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from inferplane.api.attention import AttentionBackend, AttentionInputs, AttentionLayer, AttentionQuery
-from inferplane.api.kv import ChunkedLocalSpec, MLAAttentionSpec, SlidingWindowSpec
+from inferplane.api.kv import QUANTIZED_KV, ChunkedLocalSpec, MLAAttentionSpec, SlidingWindowSpec
 from inferplane_cpu.attention import unserved_spec
 from inferplane_kernels_cpu import native
 from inferplane_kernels_cpu.native_attention import (
+    CODES,
     DTYPES,
     MAX_HEAD_DIM,
     LayerShape,
@@ -21,7 +22,7 @@ from inferplane_kernels_cpu.native_attention import (
 
 class CpuNativeAttention(AttentionBackend):
     """Attention over all tokens, a window or a chunk, with soft caps and sinks, in float32, bfloat16 and float16. Keys
-    and values are stored alike or, of float32, in float16.
+    and values are stored alike, in int8 or fp8 or, of float32, in float16.
 
     Any mix of prompts and single tokens is one call a layer, norms of heads and rotation included. It is quickest with
     blocks of a multiple of 32 tokens and heads of a multiple of 16.
@@ -30,6 +31,7 @@ class CpuNativeAttention(AttentionBackend):
     name = "cpu_native"
     priority = 20
     graph_safe = True
+    quantized_kv = frozenset(QUANTIZED_KV)
     keeps_latent_rows = True
     fuses_rotary = True
 
@@ -44,7 +46,8 @@ class CpuNativeAttention(AttentionBackend):
             return reason
         if (reason := unserved_spec(layer.spec)) is not None:
             return reason
-        if (query.dtype, query.kv_dtype) not in DTYPES:
+        is_coded = query.kv_dtype in CODES and (query.dtype, query.dtype) in DTYPES
+        if not is_coded and (query.dtype, query.kv_dtype) not in DTYPES:
             known = ", ".join(f"{dtype} over {kv_dtype}" for dtype, kv_dtype in DTYPES)
             return f"computes in {known}, not in {query.dtype} over {query.kv_dtype}"
         if layer.head_dim > MAX_HEAD_DIM:
@@ -109,5 +112,8 @@ class CpuNativeAttention(AttentionBackend):
                 layer.soft_cap or 0.0,
                 isinstance(spec, MLAAttentionSpec),
             )
-            kernel = self._kernels[layer.name] = PagedAttention(shape, dtype, kv_dtype)
+            scales = layer.kv_scales
+            if scales is not None:
+                scales = (scales.k, scales.k if shape.is_latent else scales.v)
+            kernel = self._kernels[layer.name] = PagedAttention(shape, dtype, kv_dtype, kv_scales=scales)
         return kernel
