@@ -77,7 +77,7 @@ FEW_ROWS = [
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of those that multiply a single row."""
+    """One of those that multiply few rows."""
 
     name: str
     multiply: Callable[..., torch.Tensor]

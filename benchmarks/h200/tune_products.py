@@ -9,7 +9,8 @@ of `fp8_matvec`. ``few_rows``: the library against `skinny_matmul` for 2 to 64 r
 norm as in a step, where the one starts during what is before it; ``few_rows_fp8``: `skinny_matmul` of rows rounded to
 fp8 against torch's scaled product; ``many_rows``: one product against several
 for 8,192 rows. Of these three only what is at least 2 % faster is listed.
-The second command puts what was found into the table that `inferplane-kernels-cuda` ships.
+The second command puts what was found into the table that `inferplane-kernels-cuda` ships. One row of llama-8b's
+layers is `tune_chain.py`'s, which measures it among the kernels around it: run that last.
 """
 
 from __future__ import annotations

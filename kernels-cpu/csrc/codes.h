@@ -90,17 +90,22 @@ inline void encode_float8(Code code, const T* numbers, float scale, int size, ui
   }
 }
 
-// A row of numbers as whole ones of which the largest is 127; returns their scale.
+// A row of numbers as whole ones of which the largest is 127; returns their scale, which is NaN where one of them is.
 template <class T>
 inline float encode_int8(const T* numbers, int size, uint8_t* codes) {
-  float largest = 0;
+  float largest = 0, odd = 0;
   for (int at = 0; at < size; at += 16) {
     float x[16];
     store(x, load(numbers + at, size - at < 16 ? size - at : 16));
     for (float each : x) {
       float magnitude = __builtin_fabsf(each);
-      if (!(magnitude <= largest)) largest = magnitude;  // NaN stays
+      if (magnitude > largest) largest = magnitude;
+      odd += each * 0;  // NaN from the first number on that is infinite or none
     }
+  }
+  if (odd != 0) {
+    std::memset(codes, 0, size);
+    return odd;
   }
   float scale = largest == 0 ? 1 : largest / 127;
   for (int at = 0; at < size; at += 16) {

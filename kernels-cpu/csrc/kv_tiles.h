@@ -93,7 +93,7 @@ struct KV {
   }
 
   // Fetches what `tile` of token `first` will return: four stretches side by side, since the processor itself reads ahead
-  // within each page that it sees read.
+  // within each page that it sees read. Of codes it is a guess: rows of the first block that the tile is in.
   void prefetch(const int32_t* blocks, int head, int first) const {
     if (code != Code::kNone)
       for (int half = 0; half < num_halves(); ++half) {

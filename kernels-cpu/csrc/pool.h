@@ -43,17 +43,20 @@ inline void for_ranges(int64_t count, double nanoseconds_each, const Fn& fn) {
   });
 }
 
-// Indices below `count`, handed out to threads that each know one ahead.
+// Indices below `count`, handed out to threads that each know one ahead where there are many.
 class Queue {
  public:
   explicit Queue(int64_t count) : count_(count) {}
 
-  // Calls fn(index, next) for indices of this thread, next being the one that it will be called with then, or -1.
+  // Calls fn(index, next) for indices of this thread, next being the one that it will be called with then, or -1 where that
+  // is not known: of few, one that a thread holds back may be one that another has no other work than.
   template <class Fn>
   void work_off(const Fn& fn) {
+    bool knows_next = count_ > kMany * num_threads();
     for (int64_t index = take(), next; index >= 0; index = next) {
-      next = take();
+      next = knows_next ? take() : -1;
       fn(index, next);
+      if (!knows_next) next = take();
     }
   }
 
@@ -62,6 +65,8 @@ class Queue {
     int64_t index = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
     return index < count_ ? index : -1;
   }
+
+  static constexpr int64_t kMany = 4;  // for each thread
 
   int64_t next_ = 0, count_;
 };

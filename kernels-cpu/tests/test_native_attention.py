@@ -385,6 +385,21 @@ def test_a_requests_own_nan_stays_its_own() -> None:
     torch.testing.assert_close(got[[0, 2]].double(), want[[0, 2]], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("code", [torch.int8, torch.float8_e5m2], ids=str)
+def test_one_number_that_is_none_spoils_its_row_of_codes(
+    level: str, code: torch.dtype, number: float
+) -> None:
+    """Larger ones before it, and smaller ones behind."""
+    case = Case([40, 60], [1, 1], torch.float32, 2, 2)
+    case.kv_dtype = code
+    case.keys[1][-1, :, 3] = 1000.0
+    case.keys[1][-1, :, 5] = number
+    got = case.run(level)
+    assert torch.isfinite(got[0]).all()
+    assert torch.isnan(got[1]).all() or (code != torch.int8 and number == math.inf)
+
+
 def test_a_prompt_whose_scores_rise_far(level: str) -> None:
     """By more than weights that are counted from the highest of the first keys can tell."""
     case = Case([300], [300])

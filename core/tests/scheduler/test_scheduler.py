@@ -91,7 +91,8 @@ class TestLimits:
         check_all_returned(engine)
 
     @pytest.mark.parametrize(
-        ("num_streams", "num_prompts", "is_limited"), [(1, 2, False), (2, 2, True), (3, 9, True)]
+        ("num_streams", "num_prompts", "is_limited"),
+        [(1, 2, False), (2, 3, False), (2, 2, True), (3, 9, True)],
     )
     def test_few_streams_wait_for_the_prompts_of_more(
         self, num_streams: int, num_prompts: int, is_limited: bool
@@ -105,6 +106,22 @@ class TestLimits:
         plan = engine.step()
         assert plan is not None
         assert sum(plan.num_scheduled_tokens.values()) == (num_streams + 6 if is_limited else 32)
+
+    def test_few_streams_wait_for_some_steps_in_a_row_only(self) -> None:
+        """Beside prompts of many steps; those that run count as well as those that wait."""
+        engine = make_engine(
+            max_num_seqs=16, max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6, num_blocks=400
+        )
+        engine.add(make_request("stream", 5, 60))
+        engine.step()
+        for number in range(3):
+            engine.add(make_request(f"prompt-{number}", 200))
+        sizes = []
+        for _ in range(12):
+            plan = engine.step()
+            assert plan is not None and plan.num_scheduled_tokens["stream"] == 1
+            sizes.append(sum(plan.num_scheduled_tokens.values()))
+        assert sizes == [32] * 4 + [7] * 8
 
     def test_prompts_have_the_whole_step_while_nobody_decodes(self) -> None:
         engine = make_engine(max_num_batched_tokens=32, max_num_mixed_prompt_tokens=6)

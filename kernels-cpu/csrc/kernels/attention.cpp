@@ -28,7 +28,7 @@ constexpr int kFewestWidenedRows = 17;
 constexpr int kWidenedTiles = 2;  // at a time
 constexpr int kFewestTileRows = 17;  // for attention_tiles.h
 constexpr int kMostFetchingRows = 16;  // with more, products take longer than memory
-constexpr int kTilesAhead = 4;         // that are fetched: half of a first-level cache
+constexpr int kTilesAhead = 4;         // that are fetched: heads of 64 in bfloat16 are 32 KB then, larger ones spill over
 // A step that reads so little is computed by its caller: to wake another thread takes longer.
 constexpr int64_t kBytesWorthThreads = 48 << 10;
 

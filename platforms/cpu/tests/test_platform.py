@@ -123,6 +123,24 @@ def test_the_dtype_that_auto_means(checkpoint: str, capabilities: tuple[str, ...
     assert ("dtype" in defaults.reasons) == (dtype != checkpoint and checkpoint != "float32")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "dtype", "num_tokens"),
+    [
+        (("bf16_matmul",), "auto", 2048),
+        (("bf16_matmul",), "bfloat16", 2048),
+        (("bf16_matmul",), "float32", 1024),
+        ((), "auto", 1024),
+        ((), "bfloat16", 1024),
+    ],
+)
+def test_steps_are_longer_where_products_are_native(
+    capabilities: tuple[str, ...], dtype: str, num_tokens: int
+) -> None:
+    args = EngineArgs(dtype=dtype)
+    defaults = CpuPlatform().config_defaults(args, device(*capabilities), "bfloat16")
+    assert defaults["max_num_batched_tokens"] == num_tokens
+
+
 def test_the_prefix_cache_is_bounded_unless_the_user_sized_the_cache() -> None:
     def default(**asked: object) -> object:
         defaults = CpuPlatform().config_defaults(EngineArgs(**asked), device(), "float32")

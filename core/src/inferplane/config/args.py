@@ -106,7 +106,8 @@ class EngineArgs:
         None,
         "Scheduler",
         "Most tokens of prompts in a step in which requests decode: all of these wait for it with their next token. It "
-        "does not hold while they are at most an eighth of max_num_seqs and fewer than those without a token yet. "
+        "does not hold for up to four steps in a row while they are at most an eighth of max_num_seqs and fewer than "
+        "those with a prompt. "
         "Default: the platform decides for a server; no limit offline, where nobody waits between tokens.",
     )
     scheduler_policy: str = option(

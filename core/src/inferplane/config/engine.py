@@ -102,8 +102,8 @@ class SchedulerConfig:
     async_scheduling: bool = False
     """Whether a step is planned and started while the one before still runs."""
     max_num_mixed_prompt_tokens: int | None = None
-    """Most tokens of prompts in a step in which requests decode, unless these are few and fewer than those without a
-    token yet; None for as many as the budget leaves."""
+    """Most tokens of prompts in a step in which requests decode, but for a few steps in a row if these are few and
+    fewer than those with a prompt; None for as many as the budget leaves."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from inferplane.scheduler.state import SchedulerState
 MIN_CHUNK_SHARE = 8
 """No chunk is cut below this part of what decoding leaves of the budget for the sake of requests behind it."""
 
-
 FEW_STREAMS_SHARE = 8
 """Requests that decode are few while they are no more than this part of ``max_num_seqs``."""
+
+MOST_WHOLE_STEPS = 4
+"""In so many steps in a row prompts may have all of the budget although a few requests decode."""
 
 MAX_DEFERRED = 64
 """Most waiting requests that are passed over in one step, so that a long queue costs no more than a short one."""
@@ -45,11 +47,11 @@ class StepPlanner:
        when the pool is exhausted do younger ones wait for older ones).
     2. Running requests that need more (long prompts) get chunks, in order, and then waiting ones are admitted. What
        they get together may be limited while others decode, because these wait for the step with their token; but not
-       while these are few, and fewer than those that wait for their first token: of requests that come at once, the
-       first would else keep the others waiting for many short steps. As long as others wait behind it, a chunk takes
-       at most half of what is left, though no less than an eighth of what all prompts have. So a prompt of at most
-       that eighth gets its first token from the step after its arrival, **however long the prompts ahead of it are,
-       if those are three or fewer**; and what nobody behind could use goes back to the first whose chunk was cut.
+       while these are few, and fewer than those with a prompt, for a few steps in a row: of requests that come at
+       once, the first would else keep the others waiting for many short steps. As long as others wait behind it, a
+       chunk takes at most half of what is left, though no less than an eighth of what all prompts have. So a prompt of
+       at most that eighth gets its first token from the step after its arrival, **however long the prompts ahead of it
+       are, if those are three or fewer**; and what nobody behind could use goes back to the first whose chunk was cut.
 
     A waiting request whose next block is just being computed for another is passed over until it can share it: of many
     requests with one long prompt, the first computes it and the others find it in the prefix cache.
@@ -78,6 +80,7 @@ class StepPlanner:
         self._runs_whole = runs_whole
         self._max_num_mixed_prompt_tokens = max_num_mixed_prompt_tokens or max_num_batched_tokens
         self._num_few_streams = max_num_seqs // FEW_STREAMS_SHARE
+        self._num_whole_steps = 0
         self.max_num_running = min(max_num_seqs, max_num_batched_tokens)
         """Most requests in the batch: so many that each could get a token in one step."""
 
@@ -85,8 +88,7 @@ class StepPlanner:
         """A step for everybody. It may turn out empty."""
         draft = DraftStep(self._max_num_batched_tokens)
         prefills = self._schedule_decodes(draft)
-        num_decoding, num_waiting = len(draft.num_tokens), len(prefills) + len(self._state.waiting)
-        if num_decoding > self._num_few_streams or num_decoding >= num_waiting:
+        if self._limits_prompts(len(draft.num_tokens), len(prefills) + len(self._state.waiting)):
             draft.budget = min(draft.budget, self._max_num_mixed_prompt_tokens)
         draft.min_chunk_tokens = max(1, draft.budget // MIN_CHUNK_SHARE)
         cut: list[tuple[Sequence, int]] = []
@@ -107,6 +109,12 @@ class StepPlanner:
             self._admit_waiting(draft, cut, promised)
         self._return_rest(draft, cut)
         return draft
+
+    def _limits_prompts(self, num_decoding: int, num_prompts: int) -> bool:
+        """Whether what prompts get in a step with so many decoding requests is limited."""
+        is_burst = num_decoding <= self._num_few_streams and num_decoding < num_prompts
+        self._num_whole_steps = self._num_whole_steps + 1 if is_burst and num_decoding else 0
+        return not is_burst or self._num_whole_steps > MOST_WHOLE_STEPS
 
     def plan_alone(self, sequence: Sequence) -> DraftStep:
         """A step for one request, whatever it takes from the others."""

@@ -54,8 +54,8 @@ class CpuPlatform(Platform):
 
         Elsewhere a product of many rows in half precision is several times slower than in float32, for half the memory.
 
-        The step's budget of tokens is as small as it can be without costing throughput (on 2 cores 2,048 is 1 % quicker
-        than 1,024, and 512 is 3 % slower): while a prompt of that size is computed, nobody else gets a token. Where
+        The step's budget of tokens costs next to no throughput (on 2 cores 1,024 is 1 % slower than 2,048, and 512 is
+        3 % slower than that): while a prompt of that size is computed, nobody else gets a token. Where
         products are native, a step takes as many more tokens as prompts that come at once have, and their streams begin
         together instead of waiting for one another's prompts.
 
@@ -64,15 +64,16 @@ class CpuPlatform(Platform):
         """
         capability = _NATIVE_PRODUCT.get(checkpoint_dtype)
         keeps_dtype = capability is not None and device.capabilities.has(capability)
+        computes_in_it = keeps_dtype and args.dtype in ("auto", checkpoint_dtype)
         values = {
             "dtype": checkpoint_dtype if keeps_dtype else "float32",
             "block_size": 32,
             "max_num_seqs": 128,
-            "max_num_batched_tokens": 2048 if keeps_dtype else FLOAT32_STEP_TOKENS,
+            "max_num_batched_tokens": 2048 if computes_in_it else FLOAT32_STEP_TOKENS,
             "max_num_mixed_prompt_tokens": 256,
         }
         reasons = {
-            "max_num_batched_tokens": "a longer step would keep others waiting and gain nothing",
+            "max_num_batched_tokens": "a longer step would keep others waiting and gain next to nothing",
             "max_num_mixed_prompt_tokens": "every stream waits for the whole step with its next token; offline (LLM) "
             "there is no limit",
         }
