@@ -139,8 +139,9 @@ class Product {
       pack(first_token, num_tokens, panel, end, panels, panel_stride);
     });
     int64_t per_range = things_per_task(blocks(), nanoseconds(num_tokens), 16);
-    Queue ranges((blocks() + per_range - 1) / per_range);
-    parallel(per_range < blocks() ? num_threads() : 1, [&](int, int) {
+    int num_takers = per_range < blocks() ? num_threads() : 1;
+    Queue ranges((blocks() + per_range - 1) / per_range, num_takers);
+    parallel(num_takers, [&](int, int) {
       ranges.work_off([&](int64_t range, int64_t next) {
         int64_t first = range * per_range, end = first + per_range;
         if (end > blocks()) end = blocks();

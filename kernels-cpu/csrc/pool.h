@@ -43,20 +43,19 @@ inline void for_ranges(int64_t count, double nanoseconds_each, const Fn& fn) {
   });
 }
 
-// Indices below `count`, handed out to threads that each know one ahead where there are many.
+// Indices below `count`, handed out to `num_takers` threads, which each know one ahead where there are many.
 class Queue {
  public:
-  explicit Queue(int64_t count) : count_(count) {}
+  Queue(int64_t count, int num_takers) : count_(count), knows_next_(num_takers == 1 || count > kMany * num_takers) {}
 
   // Calls fn(index, next) for indices of this thread, next being the one that it will be called with then, or -1 where that
   // is not known: of few, one that a thread holds back may be one that another has no other work than.
   template <class Fn>
   void work_off(const Fn& fn) {
-    bool knows_next = count_ > kMany * num_threads();
     for (int64_t index = take(), next; index >= 0; index = next) {
-      next = knows_next ? take() : -1;
+      next = knows_next_ ? take() : -1;
       fn(index, next);
-      if (!knows_next) next = take();
+      if (!knows_next_) next = take();
     }
   }
 
@@ -69,6 +68,7 @@ class Queue {
   static constexpr int64_t kMany = 4;  // for each thread
 
   int64_t next_ = 0, count_;
+  bool knows_next_;
 };
 
 // Memory of the calling thread, aligned to 64 bytes, uninitialised, valid until the thread asks again.

@@ -81,7 +81,9 @@ class Attention {
     char* workspaces = memory + items_bytes + counters_bytes + partials_bytes;
     Item* next = items_;
     for_each_item([&](const Item& item) { *next++ = item; });
-    Queue tasks(int64_t(num_items) * layer_.num_kv_heads);
+    int64_t num_bytes = num_keys * layer_.num_kv_heads * layer_.head_dim * 2 * int64_t(sizeof(T));
+    int num_takers = num_bytes < kBytesWorthThreads ? 1 : num_threads();
+    Queue tasks(int64_t(num_items) * layer_.num_kv_heads, num_takers);
     auto work = [&](int thread) {
 #if INFERPLANE_HAS_AMX
       Tiles tiles;
@@ -92,10 +94,10 @@ class Attention {
         attend(*item_of(task), int(task / num_items), then, workspaces + thread * thread_bytes);
       });
     };
-    if (num_keys * layer_.num_kv_heads * layer_.head_dim * 2 * int64_t(sizeof(T)) < kBytesWorthThreads)
+    if (num_takers == 1)
       work(0);
     else  // a task for each thread, which configures its tiles once
-      parallel(num_threads(), [&](int, int thread) { work(thread); });
+      parallel(num_takers, [&](int, int thread) { work(thread); });
   }
 
  private:
