@@ -112,8 +112,7 @@ class CpuNativeAttention(AttentionBackend):
                 layer.soft_cap or 0.0,
                 isinstance(spec, MLAAttentionSpec),
             )
-            scales = layer.kv_scales
-            if scales is not None:
-                scales = (scales.k, scales.k if shape.is_latent else scales.v)
+            given = layer.kv_scales
+            scales = None if given is None else (given.k, given.k if shape.is_latent else given.v)
             kernel = self._kernels[layer.name] = PagedAttention(shape, dtype, kv_dtype, kv_scales=scales)
         return kernel
