@@ -95,8 +95,9 @@ def test_a_type_that_is_none(tiny_model: Callable[[str], Path]) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_perplexity(dtype: str, smollm2_folder: Path) -> None:
-    """fp8 (e4m3) and int8 are within half a percent of a plain cache, as far as eight pieces of a book tell: e4m3 costs
-    about that (docs/quantization.md), so that three standard errors of the differences of tokens are left to chance."""
+    """fp8 (e4m3) is within half a percent of a plain cache and int8 within a fifth, as far as eight pieces of a book
+    tell: e4m3 costs about that (docs/quantization.md), so that three standard errors of the differences of tokens are
+    left to chance."""
     text = (ROOT / "benchmarks" / "carroll_1865.txt").read_text(encoding="utf-8")
     found = {}
     for kv_dtype in ("auto", "fp8_e4m3", "int8_per_token_head"):
@@ -108,8 +109,8 @@ def test_perplexity(dtype: str, smollm2_folder: Path) -> None:
             outputs = llm.generate(prompts, params, use_tqdm=False)
         entries = [entry for output in outputs for entry in output.prompt_logprobs or ()]
         found[kv_dtype] = np.array([entry.chosen.logprob for entry in entries if entry is not None])
-    for kv_dtype, most_error in (("fp8_e4m3", 0.003), ("int8_per_token_head", 0.0015)):
+    for kv_dtype, most, most_error in (("fp8_e4m3", 0.005, 0.003), ("int8_per_token_head", 0.002, 0.0015)):
         above = found["auto"] - found[kv_dtype]
         error = above.std() / math.sqrt(len(above))
         assert error < most_error, (kv_dtype, error)
-        assert abs(math.expm1(above.mean())) < 0.005 + 3 * error, (kv_dtype, above.mean(), error)
+        assert abs(math.expm1(above.mean())) < most + 3 * error, (kv_dtype, above.mean(), error)

@@ -22,6 +22,7 @@ from inferplane.plugins import load_plugins
 from inferplane_cpu import plugin
 from inferplane_cpu import runtime as runtime_module
 from inferplane_cpu.cores import allowed_cores, usable_cores
+from inferplane_cpu.linear import CpuNativeLinear
 from inferplane_cpu.ops import OP_IMPLEMENTATIONS
 from inferplane_cpu.platform import CpuPlatform
 from inferplane_cpu.processor import read_processor
@@ -65,6 +66,16 @@ def test_it_is_found_and_beats_the_reference(monkeypatch: pytest.MonkeyPatch) ->
     assert (record.distribution, record.score, record.status) == ("inferplane-cpu", 10, "available")
     assert plugins.platform(found).name == "cpu"
     assert {"processor", "vector path", "usable cores"} <= plugins.collect_env()["cpu"].keys()
+
+
+@pytest.mark.skipif(native.unavailable_reason() is not None, reason="no native kernels here")
+def test_a_plain_weight_moves_into_huge_pages() -> None:
+    """The tensor itself, of which the model holds no copy, with its numbers."""
+    weight = torch.randn(64, 48)
+    expected, before = weight.clone(), weight.data_ptr()
+    CpuNativeLinear.prepare(weight, None)
+    assert weight.data_ptr() != before
+    assert torch.equal(weight, expected)
 
 
 def test_probing_imports_no_torch() -> None:
